@@ -1,0 +1,1 @@
+../../specpilot/__init__.py

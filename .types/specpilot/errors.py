@@ -1,0 +1,1 @@
+../../specpilot/errors.py

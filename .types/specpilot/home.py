@@ -1,0 +1,1 @@
+../../specpilot/home.py

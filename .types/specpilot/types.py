@@ -1,0 +1,1 @@
+../../specpilot/types.py
