@@ -1,0 +1,1 @@
+"""Gated delta rule over a chain of tokens: token by token, and in chunks for prefill."""
