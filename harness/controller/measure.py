@@ -1,0 +1,325 @@
+"""Run a design: time two resident systems on the same fresh prompts, cycle after cycle.
+
+The clock is this process's, from a request sent to its last token received; tokens are counted
+here. Systems are known only by their HTTP client and the pid of their process tree. What a result
+means is the promotion rule's affair.
+"""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from specpilot.errors import CheckFailed, SpecPilotError
+from specpilot.harness.controller.design import Design
+from specpilot.harness.controller.promotion import Decision, decide
+from specpilot.harness.controller.sanity import check_answers, check_generation, check_idle
+from specpilot.harness.controller.telemetry import CpuSample, foreign_cores, sample_cpu
+from specpilot.harness.engines.client import Generation, SamplingParams
+
+__all__ = ["Arm", "Cancelled", "Cycle", "Engine", "Measurement", "Progress", "measure"]
+
+Prompt = tuple[int, ...]
+Progress = Callable[[str, int, int], None]
+"""Called with (what is going on, cycles done, cycles planned)."""
+
+
+class Engine(Protocol):
+    """What a measurement needs of a system: ``EngineClient`` has it."""
+
+    def generate(self, input_ids: Sequence[int], params: SamplingParams) -> Generation: ...
+
+    def flush(self) -> None: ...
+
+
+class Cancelled(SpecPilotError):
+    """The job was cancelled; nothing that it measured counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One system under test. ``pid`` is the root of its process tree, None in simulations."""
+
+    name: str
+    engine: Engine
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One cycle: its order, log(seconds of A / seconds of B), and what disturbed it.
+
+    ``ar_log_ratio`` is log(seconds of AR / seconds of B) on one of the cycle's prompt sets, where
+    an AR system was timed as well.
+    """
+
+    order: str
+    log_ratio: float
+    ar_log_ratio: float | None
+    foreign_cores: float
+    disturbed: bool
+
+
+@dataclass(slots=True)
+class Measurement:
+    """Everything that was timed. Outputs are in the order of the prompts; ``a[i]`` and ``b[i]``
+    served the same prompt. Cycles that were repeated are left out and counted in ``repeated``.
+    """
+
+    design: Design
+    cycles: list[Cycle] = field(default_factory=list)
+    a: list[Generation] = field(default_factory=list)
+    b: list[Generation] = field(default_factory=list)
+    ar: list[Generation] = field(default_factory=list)
+    repeated: int = 0
+    decision: Decision | None = None
+
+    @property
+    def log_ratios(self) -> list[float]:
+        return [cycle.log_ratio for cycle in self.cycles]
+
+    @property
+    def diverged(self) -> bool:
+        """Whether any output of B differs from A's for the same prompt."""
+        return any(x.output_ids != y.output_ids for x, y in zip(self.a, self.b, strict=True))
+
+
+def measure(
+    a: Arm,
+    b: Arm,
+    design: Design,
+    prompts: Iterator[Prompt],
+    warmup: Sequence[Prompt],
+    *,
+    noise: float | None,
+    vocab_size: int,
+    ar: Arm | None = None,
+    cancelled: threading.Event | None = None,
+    progress: Progress = lambda message, done, planned: None,
+    sample: Callable[[Sequence[int]], CpuSample] = sample_cpu,
+) -> Measurement:
+    """Time ``b`` against ``a`` as ``design`` says and apply the promotion rule at its looks.
+
+    ``prompts`` must yield ``design.prompts_needed`` fresh prompts; ``warmup`` comes from another
+    pool and is served by every arm first, untimed. ``noise`` is the standard error of the A/A mean
+    for the design's full number of cycles; None measures without deciding (the A/A run itself).
+    ``ar`` is timed once a cycle for the speedup over AR and plays no part in the decision.
+
+    Raises ``InsaneOutput`` for an impossible output, ``EngineFailure`` when a system fails and
+    ``Cancelled`` when ``cancelled`` is set.
+    """
+    run = _Run(a, b, ar, design, vocab_size, cancelled or threading.Event(), sample)
+    result = Measurement(design)
+    for arm in run.arms:
+        progress(f"warming up {arm.name}", 0, design.cycles)
+        run.warm_up(arm, warmup)
+    repeats_left = design.max_repeats
+    for number, order in enumerate(design.orders()):
+        if len(result.cycles) == design.cycles:
+            break
+        timed = run.cycle(number, order, prompts)
+        disturbed = timed.foreign_cores > design.max_foreign_cores
+        if disturbed and repeats_left:
+            repeats_left -= 1
+            result.repeated += 1
+            continue
+        _keep(result, timed, disturbed)
+        check_answers(result.b, result.a, arm=b.name)
+        check_answers(result.a, result.b, arm=a.name)
+        done = len(result.cycles)
+        progress("timing", done, design.cycles)
+        if noise is not None and done in design.looks:
+            result.decision = decide(
+                result.log_ratios, design.looks, noise, diverged=result.diverged
+            )
+            if result.decision.outcome != "continue":
+                break
+    run.check_idle_arms()
+    return result
+
+
+@dataclass(slots=True)
+class _Timed:
+    order: str
+    log_ratio: float
+    ar_log_ratio: float | None
+    foreign_cores: float
+    outputs: dict[str, list[Generation]]
+
+
+def _keep(result: Measurement, timed: _Timed, disturbed: bool) -> None:
+    result.cycles.append(
+        Cycle(timed.order, timed.log_ratio, timed.ar_log_ratio, timed.foreign_cores, disturbed)
+    )
+    result.a += timed.outputs["A"]
+    result.b += timed.outputs["B"]
+    result.ar += timed.outputs["R"]
+
+
+class _Run:
+    """One measurement under way: the arms by letter (A, B, R for AR) and their idle time."""
+
+    def __init__(
+        self,
+        a: Arm,
+        b: Arm,
+        ar: Arm | None,
+        design: Design,
+        vocab_size: int,
+        cancelled: threading.Event,
+        sample: Callable[[Sequence[int]], CpuSample],
+    ) -> None:
+        self._by_letter = {"A": a, "B": b} | ({"R": ar} if ar is not None else {})
+        self._design = design
+        self._vocab_size = vocab_size
+        self._cancelled = cancelled
+        self._sample = sample
+        self._pids = [arm.pid for arm in self.arms if arm.pid is not None]
+        self._idle: dict[str, list[float]] = {letter: [0.0, 0.0] for letter in self._by_letter}
+
+    @property
+    def arms(self) -> list[Arm]:
+        return list(self._by_letter.values())
+
+    def warm_up(self, arm: Arm, prompts: Sequence[Prompt]) -> None:
+        for number, prompt in enumerate(prompts[: self._design.warmup_requests]):
+            self._check_cancelled()
+            generation = arm.engine.generate(prompt, self._params(number))
+            self._check(arm, generation, prompt)
+        arm.engine.flush()
+
+    def cycle(self, number: int, order: str, prompts: Iterator[Prompt]) -> _Timed:
+        """Run one cycle: four blocks of A and B, and one of AR at an end that alternates."""
+        halves = [self._take(prompts), self._take(prompts)]
+        blocks = [(letter, position // 2) for position, letter in enumerate(order)]
+        if "R" in self._by_letter:
+            first = number % 2 == 0
+            blocks.insert(0 if first else len(blocks), ("R", 0 if first else 1))
+        scores: dict[tuple[str, int], float] = {}
+        outputs: dict[tuple[str, int], list[Generation]] = {}
+        begin = before = self._sample([*self._pids, os.getpid()])
+        for letter, half in blocks:
+            self._by_letter[letter].engine.flush()
+            outputs[letter, half], scores[letter, half] = self._block(
+                self._by_letter[letter], halves[half], number, half
+            )
+            after = self._sample([*self._pids, os.getpid()])
+            self._note_idle(letter, before, after)
+            before = after
+        log_ratio = math.fsum(scores["A", half] - scores["B", half] for half in (0, 1)) / 2
+        ar = next((half for letter, half in blocks if letter == "R"), None)
+        return _Timed(
+            order,
+            log_ratio,
+            None if ar is None else scores["R", ar] - scores["B", ar],
+            foreign_cores(begin, before, os.getpid()),
+            {
+                letter: outputs.get((letter, 0), []) + outputs.get((letter, 1), [])
+                for letter in "ABR"
+            },
+        )
+
+    def check_idle_arms(self) -> None:
+        """Fail if an arm computed during the other arms' blocks, over the whole measurement."""
+        for letter, (cpu, wall) in self._idle.items():
+            check_idle(
+                cpu, wall, arm=self._by_letter[letter].name, max_cores=self._design.max_idle_cores
+            )
+
+    def _block(
+        self, arm: Arm, prompts: Sequence[Prompt], cycle: int, half: int
+    ) -> tuple[list[Generation], float]:
+        """Serve ``prompts`` under the design's load; return outputs and log seconds per token."""
+        load, tokens = self._design.load, self._design.tokens
+        starts: Sequence[float] | None = None
+        if load.arrivals_per_s is not None:
+            offsets = self._design.arrivals(cycle, half)
+            outputs, starts = self._arriving(arm, prompts, offsets)
+        elif load.in_flight > 1:
+            outputs = self._in_flight(arm, prompts, load.in_flight)
+        else:
+            outputs = self._one_by_one(arm, prompts)
+        for generation, prompt in zip(outputs, prompts, strict=True):
+            self._check(arm, generation, prompt)
+        if load.in_flight > 1 and starts is None:
+            wall = max(g.last_token_s for g in outputs) - min(g.sent_s for g in outputs)
+            return outputs, math.log(wall / (tokens * len(outputs)))
+        begun = starts if starts is not None else [g.sent_s for g in outputs]
+        logs = [
+            math.log((g.last_token_s - start) / tokens)
+            for g, start in zip(outputs, begun, strict=True)
+        ]
+        return outputs, math.fsum(logs) / len(logs)
+
+    def _one_by_one(self, arm: Arm, prompts: Sequence[Prompt]) -> list[Generation]:
+        outputs = []
+        for number, prompt in enumerate(prompts):
+            self._check_cancelled()
+            if number:
+                arm.engine.flush()
+            outputs.append(arm.engine.generate(prompt, self._params(number)))
+        return outputs
+
+    def _in_flight(self, arm: Arm, prompts: Sequence[Prompt], width: int) -> list[Generation]:
+        with ThreadPoolExecutor(width) as pool:
+            return list(pool.map(lambda item: self._request(arm, *item), enumerate(prompts)))
+
+    def _arriving(
+        self, arm: Arm, prompts: Sequence[Prompt], offsets: Sequence[float]
+    ) -> tuple[list[Generation], list[float]]:
+        begin = time.perf_counter()
+
+        def send(number: int, prompt: Prompt, offset: float) -> Generation:
+            if self._cancelled.wait(max(0.0, begin + offset - time.perf_counter())):
+                raise Cancelled("The measurement was cancelled.")
+            return self._request(arm, number, prompt)
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            outputs = list(pool.map(send, range(len(prompts)), prompts, offsets))
+        return outputs, [begin + offset for offset in offsets]
+
+    def _request(self, arm: Arm, number: int, prompt: Prompt) -> Generation:
+        self._check_cancelled()
+        return arm.engine.generate(prompt, self._params(number))
+
+    def _params(self, number: int) -> SamplingParams:
+        design = self._design
+        seed = None if design.temperature == 0 else (design.seed + number) % 2**31
+        return SamplingParams(
+            max_new_tokens=design.tokens,
+            temperature=design.temperature,
+            ignore_eos=True,
+            sampling_seed=seed,
+        )
+
+    def _check(self, arm: Arm, generation: Generation, prompt: Prompt) -> None:
+        check_generation(
+            generation,
+            prompt,
+            arm=arm.name,
+            tokens=self._design.tokens,
+            vocab_size=self._vocab_size,
+            floor_s_per_token=self._design.floor_s_per_token,
+        )
+
+    def _take(self, prompts: Iterator[Prompt]) -> list[Prompt]:
+        count = self._design.requests_per_block
+        taken = list(islice(prompts, count))
+        if len(taken) < count:
+            raise CheckFailed("The prompts ran out before the measurement was complete.")
+        return taken
+
+    def _note_idle(self, busy: str, before: CpuSample, after: CpuSample) -> None:
+        for letter, arm in self._by_letter.items():
+            if letter != busy and arm.pid is not None:
+                self._idle[letter][0] += after.trees_s[arm.pid] - before.trees_s[arm.pid]
+                self._idle[letter][1] += after.at_s - before.at_s
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise Cancelled("The measurement was cancelled.")

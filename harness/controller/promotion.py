@@ -1,0 +1,76 @@
+"""The promotion rule: which measured gain counts, and which does not.
+
+A candidate is promoted when the lower bound of its gain exceeds 1 % plus twice the noise, or 3 %
+when its outputs diverge from those of the system it is compared with, if that is more (SpecPilot
+paper, "controller"). Noise is the standard error of the mean of stock against stock under the
+same design. The 1 % floor, not the 95 %, is what protects a round with many candidates: forty null
+candidates at 1 % per-pair deviation pass "bound above zero" with probability 0.87 and this rule
+with less than 0.0003. Nobody should lower it because the noise happens to be small.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specpilot.harness.controller.statistics import (
+    Estimate,
+    critical_values,
+    estimate,
+    lower_bound,
+    upper_bound,
+)
+
+__all__ = ["DIVERGED_FLOOR", "FLOOR", "Decision", "decide", "threshold"]
+
+FLOOR = 0.01
+DIVERGED_FLOOR = 0.03
+
+Outcome = Literal["promote", "continue", "reject"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The rule's answer at one look. Gain, bound, threshold and noise are fractions."""
+
+    outcome: Outcome
+    estimate: Estimate
+    lower: float
+    threshold: float
+    noise: float
+    diverged: bool
+    reason: str
+
+
+def threshold(noise: float, diverged: bool) -> float:
+    """Return the gain that the lower bound must exceed, as a fraction."""
+    plain = FLOOR + 2 * noise
+    return max(DIVERGED_FLOOR, plain) if diverged else plain
+
+
+def decide(
+    log_ratios: Sequence[float], looks: tuple[int, ...], noise: float, *, diverged: bool
+) -> Decision:
+    """Apply the rule at the look that ``len(log_ratios)`` is, which must be one of ``looks``.
+
+    ``noise`` is the standard error of the stock-against-stock mean log-ratio for the cycles of the
+    last look. Before the last look a candidate whose upper bound is under the threshold is
+    rejected early: stopping for futility can only lower the rate of false promotions.
+    """
+    look = looks.index(len(log_ratios))
+    last = look == len(looks) - 1
+    est = estimate(log_ratios)
+    lower = lower_bound(est, critical_values(looks)[look])
+    needed = threshold(noise, diverged)
+    found = f"gain {est.gain:+.1%}, lower bound {lower:+.1%}, needed {needed:.1%}"
+    if diverged:
+        found += " (outputs diverge from the compared system's)"
+    outcome: Outcome
+    if lower > needed:
+        outcome, reason = "promote", f"The gain is significant: {found}."
+    elif last:
+        outcome, reason = "reject", f"The gain is not significant: {found}."
+    elif upper_bound(est) < needed:
+        outcome, reason = "reject", f"More cycles cannot help: {found}."
+    else:
+        outcome, reason = "continue", f"Not decided after {est.n} cycles: {found}."
+    return Decision(outcome, est, lower, needed, noise, diverged, reason)
