@@ -1,0 +1,367 @@
+"""An engine behind HTTP: SGLang's native subset, one process, one engine thread.
+
+``POST /generate`` (tokens or scores), ``GET /health``, ``POST /flush_cache``, ``GET /server_info``.
+The server knows nothing of models: it checks requests, hands them to a ``Backend``, and sends what
+comes back. SIGTERM and SIGINT end it within 3 s with status 0: running requests may finish for
+2 s and are aborted then. If the engine breaks, whoever waits gets an error, ``/health`` says 503
+for a moment, and the process ends with status 1.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+import specpilot
+from specpilot.errors import Conflict, EngineFailure, InvalidInput, NotFound, SpecPilotError
+from specpilot.harness.engines.backend import Backend, GenerateRequest, ScoreRequest, ScoreResult
+from specpilot.harness.engines.loop import EngineLoop, Ticket
+from specpilot.harness.engines.requests import Batch, parse_generate
+
+__all__ = ["EXIT_ENGINE_BROKE", "EXIT_PORT_IN_USE", "EngineApp", "listen", "serve"]
+
+EXIT_ENGINE_BROKE = 1
+EXIT_PORT_IN_USE = 98
+MAX_BODY_BYTES = 64 << 20
+FINISH_S = 2.0
+"""How long running requests may go on after SIGTERM."""
+LAST_WORDS_S = 0.5
+"""How long a server whose engine broke still answers (with errors) before it ends."""
+
+
+class EngineApp:
+    """The ASGI application over one backend. ``facts`` go into ``/server_info`` as they are."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        facts: Mapping[str, Any],
+        on_death: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.backend = backend
+        self.facts = dict(facts)
+        self.engine = EngineLoop(backend, on_death)
+        self.closing = False
+        self.asgi = Starlette(
+            routes=[
+                Route("/generate", self.generate, methods=["POST"]),
+                Route("/health", self.health, methods=["GET"]),
+                Route("/flush_cache", self.flush_cache, methods=["POST"]),
+                Route("/server_info", self.server_info, methods=["GET"]),
+            ],
+            exception_handlers={SpecPilotError: failed},
+        )
+
+    async def health(self, request: Request) -> Response:
+        if self.engine.failure is not None:
+            return refusal(503, str(self.engine.failure))
+        return Response(status_code=503 if self.closing else 200)
+
+    async def flush_cache(self, request: Request) -> Response:
+        try:
+            await self.engine.flush()
+        except Conflict as error:
+            return refusal(400, str(error))
+        return Response("Cache flushed.\n")
+
+    async def server_info(self, request: Request) -> Response:
+        info = await self.engine.info()
+        return reply({"version": specpilot.__version__, **self.facts, "backend": info})
+
+    async def generate(self, request: Request) -> Response:
+        if self.closing:
+            return refusal(503, "The server is ending.")
+        arrived = time.perf_counter()
+        batch = parse_generate(await body_of(request))
+        for job in (*batch.generations, *batch.scores):
+            self._check(job)
+        if batch.scores:
+            return reply(await watched(request, self._score(batch, arrived)))
+        if not batch.stream:
+            return reply(await watched(request, self._generate(batch, arrived)))
+        if not batch.single:
+            raise InvalidInput("stream: give one prompt; a batch is answered in one piece.")
+        ticket = await self.engine.add(batch.generations[0])
+        events = self._stream(ticket, batch.generations[0], arrived)
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    def _check(self, job: GenerateRequest | ScoreRequest) -> None:
+        ids, context = job.input_ids, self.backend.context_length
+        new = job.max_new_tokens if isinstance(job, GenerateRequest) else 0
+        if len(ids) + new > context:
+            raise InvalidInput(
+                f"input_ids: {len(ids)} prompt tokens and {new} new ones do not fit into the "
+                f"context of {context} tokens."
+            )
+        named = {"input_ids": ids}
+        if isinstance(job, ScoreRequest):
+            named["token_ids_logprob"] = job.token_ids
+            if job.top > self.backend.vocab_size:
+                raise InvalidInput(
+                    f"top_logprobs_num: {job.top} of a vocabulary of {self.backend.vocab_size}."
+                )
+        for name, values in named.items():
+            if values and not (min(values) >= 0 and max(values) < self.backend.vocab_size):
+                wrong = next(i for i in values if not 0 <= i < self.backend.vocab_size)
+                raise InvalidInput(
+                    f"{name}: id {wrong} is outside the vocabulary (0 to "
+                    f"{self.backend.vocab_size - 1})."
+                )
+
+    async def _stream(
+        self, ticket: Ticket, job: GenerateRequest, arrived: float
+    ) -> AsyncIterator[bytes]:
+        sent = 0
+        ids = ""  # the cumulative list as JSON: appended to, never built anew
+        try:
+            while True:
+                event = await ticket.events.get()
+                if isinstance(event, EngineFailure):
+                    yield b"data: " + encode({"error": {"message": str(event)}}) + b"\n\n"
+                    break
+                if event.new_ids:
+                    ids += ("," if ids else "") + ",".join(map(str, event.new_ids))
+                    sent += len(event.new_ids)
+                meta = meta_info(job, sent, event.finished, event.meta, arrived)
+                yield b'data: {"text":"","output_ids":[%b],"meta_info":%b}\n\n' % (
+                    ids.encode(),
+                    encode(meta),
+                )
+                if event.finished is not None:
+                    break
+            yield b"data: [DONE]\n\n"
+        finally:
+            self.engine.abort(job.rid)  # nothing happens if it has ended
+
+    async def _generate(self, batch: Batch, arrived: float) -> Any:
+        try:
+            tickets = [await self.engine.add(job) for job in batch.generations]
+            replies = [
+                await self._collect(ticket, job, arrived)
+                for ticket, job in zip(tickets, batch.generations, strict=True)
+            ]
+        finally:
+            for job in batch.generations:
+                self.engine.abort(job.rid)
+        return replies[0] if batch.single else replies
+
+    async def _collect(self, ticket: Ticket, job: GenerateRequest, arrived: float) -> Any:
+        ids: list[int] = []
+        while True:
+            event = await ticket.events.get()
+            if isinstance(event, EngineFailure):
+                raise event
+            ids += event.new_ids
+            if event.finished is not None:
+                meta = meta_info(job, len(ids), event.finished, event.meta, arrived)
+                return {"text": "", "output_ids": ids, "meta_info": meta}
+
+    async def _score(self, batch: Batch, arrived: float) -> Any:
+        results = await self.engine.score([r for r in batch.scores if r.start < len(r.input_ids)])
+        remaining = iter(results)
+        replies = []
+        for rid, job in zip(batch.rids, batch.scores, strict=True):
+            result = next(remaining) if job.start < len(job.input_ids) else ScoreResult(())
+            meta: dict[str, Any] = {
+                "id": rid,
+                "prompt_tokens": len(job.input_ids),
+                "completion_tokens": 0,
+                "finish_reason": {"type": "length", "length": 0},
+                "e2e_latency": time.perf_counter() - arrived,
+                **logprob_lists(job, result),
+            }
+            replies.append({"text": "", "output_ids": [], "meta_info": meta})
+        return replies[0] if batch.single else replies
+
+
+def logprob_lists(job: ScoreRequest, result: ScoreResult) -> dict[str, Any]:
+    """SGLang's lists of ``[log-prob, id, null]``; their first position is always null."""
+    first, rest = job.input_ids[job.start - 1], job.input_ids[job.start :]
+    tokens = zip(result.logprobs, rest, strict=True)
+    lists: dict[str, Any] = {
+        "input_token_logprobs": [[None, first, None], *([lp, i, None] for lp, i in tokens)]
+    }
+    if job.top:
+        rows = zip(result.top_logprobs, result.top_ids, strict=True)
+        lists["input_top_logprobs"] = [
+            None,
+            *([[lp, i, None] for lp, i in zip(*row, strict=True)] for row in rows),
+        ]
+    if job.token_ids:
+        lists["input_token_ids_logprobs"] = [
+            None,
+            *(
+                [[lp, i, None] for lp, i in zip(row, job.token_ids, strict=True)]
+                for row in result.token_logprobs
+            ),
+        ]
+    return lists
+
+
+def meta_info(
+    job: GenerateRequest,
+    tokens: int,
+    finished: str | None,
+    extra: Mapping[str, Any],
+    arrived: float,
+) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "id": job.rid,
+        "prompt_tokens": len(job.input_ids),
+        "completion_tokens": tokens,
+        "finish_reason": None,
+    }
+    if finished is not None:
+        meta["finish_reason"] = {"type": finished}
+        meta["e2e_latency"] = time.perf_counter() - arrived
+        meta.update(extra)
+    return meta
+
+
+def encode(value: Any) -> bytes:
+    """JSON that may be sent: a number that is not finite is an engine's failure."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError as error:
+        raise EngineFailure("The engine returned a number that is not finite.") from error
+
+
+def reply(value: Any) -> Response:
+    return Response(encode(value), media_type="application/json")
+
+
+def refusal(status: int, message: str) -> Response:
+    kind = "BadRequest" if status < 500 else "InternalServerError"
+    return JSONResponse(
+        {"error": {"message": message, "type": kind, "code": status}}, status_code=status
+    )
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    if isinstance(error, EngineFailure):
+        return refusal(500, str(error))
+    return refusal(404 if isinstance(error, NotFound) else 400, str(error))
+
+
+async def body_of(request: Request) -> bytes:
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > MAX_BODY_BYTES:
+            raise InvalidInput(f"The request has more than {MAX_BODY_BYTES} bytes.")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def watched(request: Request, work: Any) -> Any:
+    """Await ``work``, but cancel it when the client goes away."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for pending in (task, watch):
+            pending.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind ``host:port`` (0: any free port). Raises ``Conflict`` if the port is in use."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # Accepted sockets inherit it; without it each reply waits 40 ms for the client's delayed ACK.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise Conflict(
+            f"Cannot listen on {host}:{port}: {error.strerror}.",
+            hint="Choose another port or end the process that holds it.",
+        ) from error
+    return sock
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handling: a signal must not become the exit status."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(backend: Backend, sock: socket.socket, facts: Mapping[str, Any]) -> int:
+    """Serve until SIGTERM, SIGINT or the engine's end; returns the exit status.
+
+    Call from the main thread. ``facts`` (engine, settings, nonce, ...) appear in ``/server_info``.
+    """
+    return asyncio.run(_serve(backend, sock, facts))
+
+
+async def _serve(backend: Backend, sock: socket.socket, facts: Mapping[str, Any]) -> int:
+    loop = asyncio.get_running_loop()
+    ending = asyncio.Event()
+    app = EngineApp(backend, {**facts, "pid": os.getpid()}, on_death=ending.set)
+    config = uvicorn.Config(
+        app.asgi,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=3600,
+        timeout_graceful_shutdown=1,
+    )
+    server = Server(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    try:
+        sock.listen(2048)
+    except OSError as error:
+        print(f"error: cannot listen on {sock.getsockname()}: {error.strerror}", file=sys.stderr)
+        return EXIT_PORT_IN_USE
+    app.engine.start()
+    host, port = sock.getsockname()[:2]
+    print(f"serving on http://{host}:{port}", flush=True)
+    http = asyncio.create_task(server.serve(sockets=[sock]))
+    await asyncio.wait(
+        {http, ended := asyncio.create_task(ending.wait())}, return_when="FIRST_COMPLETED"
+    )
+    ended.cancel()
+    app.closing = True
+    if app.engine.failure is not None:
+        print(f"error: {app.engine.failure}", file=sys.stderr, flush=True)
+        await asyncio.sleep(LAST_WORDS_S)
+    else:
+        deadline = loop.time() + FINISH_S
+        while app.engine.running and app.engine.failure is None and loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        app.engine.abort_all()
+    server.should_exit = True
+    await http
+    status = 0 if app.engine.failure is None else EXIT_ENGINE_BROKE
+    if not await asyncio.to_thread(app.engine.close, 0.2):
+        # A step that does not end holds a thread inside native code: interpreter shutdown would
+        # wait for it or crash in it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
