@@ -29,6 +29,7 @@ BENCHMARKS = {
     "memory": "specpilot.memory.bench",
     "pico": "specpilot.harness.deployments.pico.bench",
     "trees": "specpilot.mechanisms.trees.bench",
+    "w12": "specpilot.mechanisms.w12.bench",
 }
 
 _PACKAGES = ("specpilot", "torch", "triton", "transformers", "numpy", "mcp")
