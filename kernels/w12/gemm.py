@@ -219,7 +219,7 @@ def gemm_bf16(
 ) -> Tensor:
     """Return ``x @ weight.T`` by the schedule of ``gemm`` with BF16 weights [N, K]: a yardstick.
 
-    The second step is the same kernel over the same escape list (``like``); its result is only timed.
+    The second step is the same kernel over the same escapes (``like``); only its time is of use.
     """
     rows_m, (rows_n, columns) = x.shape[0], weight.shape
     tiles = -(-columns // BLOCK_K)

@@ -8,7 +8,8 @@ a 27B hybrid and of an 8B dense model, [output channels, input features].
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,10 +70,10 @@ def _measure(shape: tuple[int, int]) -> list[dict[str, Any]]:
         config = plan[_block(m)]
         _check(x, weight, tiled, config)
         times = _interleaved({
-            "cublas": [lambda w=w: torch.nn.functional.linear(x, w) for w in dense],
-            "w12": [lambda w=w: gemm.gemm(x, w, **config) for w in packed],
-            "view": [lambda w=w: gemm.gemm(x, w, view=True, **config) for w in packed],
-            "bf16": [lambda w=w: gemm.gemm_bf16(x, w, tiled, **config) for w in dense],
+            "cublas": [partial(torch.nn.functional.linear, x, w) for w in dense],
+            "w12": [partial(gemm.gemm, x, w, **config) for w in packed],
+            "view": [partial(gemm.gemm, x, w, view=True, **config) for w in packed],
+            "bf16": [partial(gemm.gemm_bf16, x, w, tiled, **config) for w in dense],
         })  # fmt: skip
         rows += _rows(shape, m, times, tiled.nbytes, config)
     return rows
@@ -140,8 +141,8 @@ def _plan(packed: list[Any]) -> dict[int, dict[str, int]]:
             x = torch.randn(block, packed[0].columns, device="cuda").bfloat16()
             timed = []
             for block_n, warps, stages in options:
-                config = dict(block_n=block_n, warps=warps, stages=stages, splits=splits)
-                calls = [lambda w=w, c=config: gemm.gemm(x, w, **c) for w in packed]
+                config = {"block_n": block_n, "warps": warps, "stages": stages, "splits": splits}
+                calls = [partial(gemm.gemm, x, w, **config) for w in packed]
                 timed.append((_interleaved({"": calls}, repeats=3)[""].median, config))
             fastest = min(timed, key=lambda pair: pair[0])
             total, chosen[block] = total + math.log(fastest[0]), fastest[1]
@@ -202,9 +203,7 @@ def _planes(weight: Any) -> list[Any]:
 
 
 def _clone(tiled: Any) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(tiled, q=tiled.q.clone(), b=tiled.b.clone())
+    return replace(tiled, q=tiled.q.clone(), b=tiled.b.clone())
 
 
 def _check(x: Any, weight: Any, tiled: Any, config: dict[str, int]) -> None:
