@@ -51,12 +51,11 @@ class CappedLog:
 def descendants(root: int) -> list[int]:
     """Every process below ``root``, whatever session or group it moved to."""
     parents: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                stat = Path(f"/proc/{entry}/stat").read_text()
-                parent = int(stat[stat.rindex(")") + 2 :].split()[1])
-                parents.setdefault(parent, []).append(int(entry))
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            stat = (entry / "stat").read_text()
+            parent = int(stat[stat.rindex(")") + 2 :].split()[1])
+            parents.setdefault(parent, []).append(int(entry.name))
     found: list[int] = []
     todo = [root]
     while todo:

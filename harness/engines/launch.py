@@ -34,7 +34,7 @@ ROLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "scorer": {"delay_ms": 0.0, "tokens_per_pass": 1, "noise": 0.0, "overlay": ""},
     },
 }
-"""What a role changes in the settings, by engine: AR drafts nothing, the scorer reads FP32 logits."""
+"""What a role changes, by engine: AR drafts nothing, the scorer reads FP32 logits."""
 
 PASSED_ON = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "TZ")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -1,9 +1,9 @@
 """The one thread that owns an engine, and how asyncio code reaches it.
 
-The thread runs what was asked of it, then one engine step, then hands the step's tokens to the event loop; with
-neither it sleeps on a condition and uses no CPU. An exception that is not one of
-``specpilot.errors`` means that the engine is broken: the thread ends, everything that waits gets
-an ``EngineFailure``, and ``on_death`` is called once.
+The thread runs what was asked of it, then one engine step, then hands the step's tokens to the
+event loop; with nothing to do it sleeps on a condition and uses no CPU. An exception that is not
+one of ``specpilot.errors`` means that the engine is broken: the thread ends, everything that waits
+gets an ``EngineFailure``, and ``on_death`` is called once.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from specpilot.errors import Conflict, EngineFailure, SpecPilotError
 from specpilot.harness.engines.backend import (
@@ -46,7 +46,7 @@ class EngineLoop:
         self._commands: deque[Callable[[], None]] = deque()
         self._closing = False
         self._tickets: dict[str, Ticket] = {}
-        self._waiting: set[asyncio.Future[object]] = set()
+        self._waiting: set[asyncio.Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop
 
@@ -135,12 +135,12 @@ class EngineLoop:
             else:
                 self._loop.call_soon_threadsafe(settle, result, None)
 
-        self._waiting.add(future)  # type: ignore[arg-type]
+        self._waiting.add(future)
         self._post(command)
         try:
             return await future
         finally:
-            self._waiting.discard(future)  # type: ignore[arg-type]
+            self._waiting.discard(future)
 
     def _run(self) -> None:
         try:

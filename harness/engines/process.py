@@ -7,8 +7,6 @@ that the server that answers is the one started here, and errors that quote the 
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,8 +20,9 @@ from specpilot.errors import Conflict, EngineFailure
 from specpilot.harness.engines import keeper
 from specpilot.harness.engines.client import EngineClient
 from specpilot.harness.engines.launch import LaunchSpec
+from specpilot.harness.engines.procfs import kill_marked, port_holders
 
-__all__ = ["ServerProcess", "free_port", "port_holders"]
+__all__ = ["ServerProcess", "free_port"]
 
 LOG_CAP_BYTES = 32 << 20
 TAIL_BYTES = 2000
@@ -164,7 +163,7 @@ class ServerProcess:
             process.wait()
         self._join_reader()
         process.stdout.close()
-        sweep(self.spec.nonce)
+        kill_marked(MARK, self.spec.nonce)
 
     def _join_reader(self) -> None:
         if self._reader is not None:
@@ -198,34 +197,3 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
-
-
-def port_holders(port: int) -> list[int]:
-    """The processes that listen on a local TCP port, as far as this user may see them."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{fields[9]}]")
-    if not inodes:
-        return []
-    holders = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                fds = f"/proc/{entry}/fd"
-                if any(os.readlink(f"{fds}/{fd}") in inodes for fd in os.listdir(fds)):
-                    holders.append(int(entry))
-    return holders
-
-
-def sweep(nonce: str) -> None:
-    """Kill every process whose environment still bears the mark of this run."""
-    mark = f"{MARK}={nonce}".encode()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry), signal.SIGKILL)

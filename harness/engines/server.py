@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -85,8 +85,17 @@ class EngineApp:
             return refusal(503, "The server is ending.")
         arrived = time.perf_counter()
         batch = parse_generate(await body_of(request))
-        for job in (*batch.generations, *batch.scores):
-            self._check(job)
+        for generation in batch.generations:
+            self._check_ids("input_ids", generation.input_ids)
+            self._check_room(len(generation.input_ids), generation.max_new_tokens)
+        for score in batch.scores:
+            self._check_ids("input_ids", score.input_ids)
+            self._check_ids("token_ids_logprob", score.token_ids)
+            self._check_room(len(score.input_ids), 0)
+            if score.top > self.backend.vocab_size:
+                raise InvalidInput(
+                    f"top_logprobs_num: {score.top} of a vocabulary of {self.backend.vocab_size}."
+                )
         if batch.scores:
             return reply(await watched(request, self._score(batch, arrived)))
         if not batch.stream:
@@ -97,28 +106,19 @@ class EngineApp:
         events = self._stream(ticket, batch.generations[0], arrived)
         return StreamingResponse(events, media_type="text/event-stream")
 
-    def _check(self, job: GenerateRequest | ScoreRequest) -> None:
-        ids, context = job.input_ids, self.backend.context_length
-        new = job.max_new_tokens if isinstance(job, GenerateRequest) else 0
-        if len(ids) + new > context:
+    def _check_room(self, prompt: int, new: int) -> None:
+        context = self.backend.context_length
+        if prompt + new > context:
             raise InvalidInput(
-                f"input_ids: {len(ids)} prompt tokens and {new} new ones do not fit into the "
+                f"input_ids: {prompt} prompt tokens and {new} new ones do not fit into the "
                 f"context of {context} tokens."
             )
-        named = {"input_ids": ids}
-        if isinstance(job, ScoreRequest):
-            named["token_ids_logprob"] = job.token_ids
-            if job.top > self.backend.vocab_size:
-                raise InvalidInput(
-                    f"top_logprobs_num: {job.top} of a vocabulary of {self.backend.vocab_size}."
-                )
-        for name, values in named.items():
-            if values and not (min(values) >= 0 and max(values) < self.backend.vocab_size):
-                wrong = next(i for i in values if not 0 <= i < self.backend.vocab_size)
-                raise InvalidInput(
-                    f"{name}: id {wrong} is outside the vocabulary (0 to "
-                    f"{self.backend.vocab_size - 1})."
-                )
+
+    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+        size = self.backend.vocab_size
+        if ids and not (min(ids) >= 0 and max(ids) < size):
+            wrong = next(i for i in ids if not 0 <= i < size)
+            raise InvalidInput(f"{name}: id {wrong} is outside the vocabulary (0 to {size - 1}).")
 
     async def _stream(
         self, ticket: Ticket, job: GenerateRequest, arrived: float
