@@ -10,6 +10,8 @@ step takes out again, which is exact. Inline PTX needs sm_90; elsewhere (sm_80, 
 the same decode runs as Triton operations.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -18,9 +20,23 @@ from torch import Tensor
 from specpilot.errors import InvalidInput
 from specpilot.kernels.w12.layout import BLOCK_K, TiledW12
 
-__all__ = ["MAX_ROWS", "gemm", "gemm_bf16"]
+__all__ = ["MAX_ROWS", "Schedule", "gemm", "gemm_bf16"]
 
 MAX_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How a product is cut: ``block_n`` channels a block, K in ``splits`` parts, pipeline depth.
+
+    Results depend bitwise on ``splits`` alone.
+    """
+
+    block_n: int = 64
+    splits: int = 1
+    warps: int = 4
+    stages: int = 3
+
 
 _DECODE = tl.constexpr("""
 {
@@ -158,18 +174,15 @@ def _finish_kernel(
 def gemm(
     x: Tensor,
     weight: TiledW12,
+    schedule: Schedule = Schedule(),
     *,
     view: bool = False,
-    block_n: int = 64,
-    splits: int = 1,
-    warps: int = 4,
-    stages: int = 3,
     inline_ptx: bool | None = None,
 ) -> Tensor:
     """Return ``x @ W.T``: x bf16 [M, K] with M of 1..64, result bf16 [M, N].
 
     ``view`` reads only the 8-bit view (the low mantissa bits at their midpoint; escapes exact).
-    ``splits`` parts of K are summed in fp32 in a fixed order. Safe inside a CUDA graph.
+    Parts of K are summed in fp32 in a fixed order. Safe inside a CUDA graph.
 
     Raises:
         InvalidInput: x is not bf16 [1..64, K], or not contiguous along K.
@@ -187,18 +200,18 @@ def gemm(
         )
     rows_m, rows_n = x.shape[0], weight.rows
     tiles = -(-weight.columns // BLOCK_K)
-    splits = min(splits, tiles)
+    splits = min(schedule.splits, tiles)
     part = torch.empty((splits, rows_m, rows_n), dtype=torch.float32, device=x.device)
     y = torch.empty((rows_m, rows_n), dtype=torch.bfloat16, device=x.device)
     if inline_ptx is None:
         inline_ptx = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
     block_m = 16 if rows_m <= 16 else 32 if rows_m <= 32 else 64
-    _partial_kernel[(triton.cdiv(rows_n, block_n), splits)](
+    _partial_kernel[(triton.cdiv(rows_n, schedule.block_n), splits)](
         x, weight.q, weight.b, part, rows_m, rows_n, weight.columns, x.stride(0),
         triton.cdiv(tiles, splits), tiles,
-        BM=block_m, BN=block_n, BK=BLOCK_K, VIEW=view, ASM=inline_ptx,
+        BM=block_m, BN=schedule.block_n, BK=BLOCK_K, VIEW=view, ASM=inline_ptx,
         DOT=tl.bfloat16 if x.is_cuda else tl.float32,  # the interpreter has no bf16 products
-        num_warps=warps, num_stages=stages,
+        num_warps=schedule.warps, num_stages=schedule.stages,
     )  # fmt: skip
     _finish_kernel[(triton.cdiv(rows_n, 256), rows_m)](
         part, x, y, weight.scale, weight.row_start, weight.column, weight.value,
@@ -207,30 +220,22 @@ def gemm(
     return y
 
 
-def gemm_bf16(
-    x: Tensor,
-    weight: Tensor,
-    like: TiledW12,
-    *,
-    block_n: int = 64,
-    splits: int = 1,
-    warps: int = 4,
-    stages: int = 3,
-) -> Tensor:
+def gemm_bf16(x: Tensor, weight: Tensor, like: TiledW12, schedule: Schedule = Schedule()) -> Tensor:
     """Return ``x @ weight.T`` by the schedule of ``gemm`` with BF16 weights [N, K]: a yardstick.
 
     The second step is the same kernel over the same escapes (``like``); only its time is of use.
     """
     rows_m, (rows_n, columns) = x.shape[0], weight.shape
     tiles = -(-columns // BLOCK_K)
-    splits = min(splits, tiles)
+    splits = min(schedule.splits, tiles)
     part = torch.empty((splits, rows_m, rows_n), dtype=torch.float32, device=x.device)
     y = torch.empty((rows_m, rows_n), dtype=torch.bfloat16, device=x.device)
     block_m = 16 if rows_m <= 16 else 32 if rows_m <= 32 else 64
-    _partial_bf16_kernel[(triton.cdiv(rows_n, block_n), splits)](
+    _partial_bf16_kernel[(triton.cdiv(rows_n, schedule.block_n), splits)](
         x, weight, part, rows_m, rows_n, columns, x.stride(0),
         2 * triton.cdiv(tiles, splits), 2 * tiles,
-        BM=block_m, BN=block_n, BK=BLOCK_K // 2, num_warps=warps, num_stages=stages + 1,
+        BM=block_m, BN=schedule.block_n, BK=BLOCK_K // 2,
+        num_warps=schedule.warps, num_stages=schedule.stages + 1,
     )  # fmt: skip
     _finish_kernel[(triton.cdiv(rows_n, 256), rows_m)](
         part, x, y, like.scale, like.row_start, like.column, like.value,

@@ -7,7 +7,7 @@ a 27B hybrid and of an 8B dense model, [output channels, input features].
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -67,20 +67,20 @@ def _measure(shape: tuple[int, int]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for m in MS:
         x = torch.randn(m, shape[1], device="cuda").bfloat16()
-        config = plan[_block(m)]
-        _check(x, weight, tiled, config)
+        schedule = plan[_block(m)]
+        _check(x, weight, tiled, schedule)
         times = _interleaved({
             "cublas": [partial(torch.nn.functional.linear, x, w) for w in dense],
-            "w12": [partial(gemm.gemm, x, w, **config) for w in packed],
-            "view": [partial(gemm.gemm, x, w, view=True, **config) for w in packed],
-            "bf16": [partial(gemm.gemm_bf16, x, w, tiled, **config) for w in dense],
+            "w12": [partial(gemm.gemm, x, w, schedule) for w in packed],
+            "view": [partial(gemm.gemm, x, w, schedule, view=True) for w in packed],
+            "bf16": [partial(gemm.gemm_bf16, x, w, tiled, schedule) for w in dense],
         })  # fmt: skip
-        rows += _rows(shape, m, times, tiled.nbytes, config)
+        rows += _rows(shape, m, times, tiled.nbytes, schedule)
     return rows
 
 
 def _rows(
-    shape: tuple[int, int], m: int, times: dict[str, _Timed], nbytes: int, config: dict[str, int]
+    shape: tuple[int, int], m: int, times: dict[str, _Timed], nbytes: int, schedule: Any
 ) -> list[dict[str, Any]]:
     name = f"{shape[0]}x{shape[1]}.m{m}"
     w12 = times["w12"].median
@@ -91,7 +91,7 @@ def _rows(
         {"id": f"w12.us.{name}", "value": w12, "unit": "us",
          "low": min(times["w12"].repeats), "high": max(times["w12"].repeats),
          "repeats": list(times["w12"].repeats),
-         "note": f"cuBLAS {times['cublas'].median:.1f} us; {config}"},
+         "note": f"cuBLAS {times['cublas'].median:.1f} us; {schedule}"},
         {"id": f"w12.tbs.{name}", "value": nbytes / w12 / 1e6, "unit": "TB/s"},
     ]  # fmt: skip
     return out
@@ -127,13 +127,13 @@ def _k(result: dict[str, Any]) -> str:
     return str(result["id"]).rsplit(".m", 1)[0].rsplit("x", 1)[1]
 
 
-def _plan(packed: list[Any]) -> dict[int, dict[str, int]]:
+def _plan(packed: list[Any]) -> dict[int, Any]:
     """Pick one split for all M (rows must not depend on M) and the best tile for each M class."""
     import torch
 
     from specpilot.kernels.w12 import gemm
 
-    best: tuple[float, dict[int, dict[str, int]]] | None = None
+    best: tuple[float, dict[int, Any]] | None = None
     tiles = packed[0].columns // 256
     for splits in sorted({s for s in (1, 2, 3, 4, 6, 8, 12) if s <= tiles}):
         total, chosen = 0.0, {}
@@ -141,9 +141,9 @@ def _plan(packed: list[Any]) -> dict[int, dict[str, int]]:
             x = torch.randn(block, packed[0].columns, device="cuda").bfloat16()
             timed = []
             for block_n, warps, stages in options:
-                config = {"block_n": block_n, "warps": warps, "stages": stages, "splits": splits}
-                calls = [partial(gemm.gemm, x, w, **config) for w in packed]
-                timed.append((_interleaved({"": calls}, repeats=3)[""].median, config))
+                schedule = gemm.Schedule(block_n, splits, warps, stages)
+                calls = [partial(gemm.gemm, x, w, schedule) for w in packed]
+                timed.append((_interleaved({"": calls}, repeats=3)[""].median, schedule))
             fastest = min(timed, key=lambda pair: pair[0])
             total, chosen[block] = total + math.log(fastest[0]), fastest[1]
         if best is None or total < best[0]:
@@ -157,7 +157,7 @@ def _block(m: int) -> int:
 
 
 def _interleaved(
-    arms: dict[str, list[Callable[[], Any]]], repeats: int = _REPEATS
+    arms: Mapping[str, Sequence[Callable[[], Any]]], repeats: int = _REPEATS
 ) -> dict[str, _Timed]:
     """Microseconds a call for each arm, one CUDA graph an arm, arms replayed in turn."""
     import torch
@@ -206,17 +206,17 @@ def _clone(tiled: Any) -> Any:
     return replace(tiled, q=tiled.q.clone(), b=tiled.b.clone())
 
 
-def _check(x: Any, weight: Any, tiled: Any, config: dict[str, int]) -> None:
+def _check(x: Any, weight: Any, tiled: Any, schedule: Any) -> None:
     """Against fp64 on a slice of channels, and row 0 alone against row 0 among m."""
     import torch
 
     from specpilot.kernels.w12 import gemm
 
-    got = gemm.gemm(x, tiled, **config)
+    got = gemm.gemm(x, tiled, schedule)
     part = slice(0, 512)
     expected = x.double() @ weight[part].double().T
     error = (got[:, part].double() - expected).norm() / expected.norm()
     assert error < 5e-3, f"W12 product is off by {error:.2e}"
     assert torch.isfinite(got).all()
-    alone = gemm.gemm(x[:1], tiled, **config)
+    alone = gemm.gemm(x[:1], tiled, schedule)
     assert torch.equal(alone, got[:1]), "a row depends on the rows beside it"

@@ -60,26 +60,26 @@ triton = pytest.importorskip("triton", reason="Triton is part of the gpu extra")
 def test_the_kernel_equals_its_specification(
     rows: int, columns: int, m: int, splits: int, device: str
 ) -> None:
-    from specpilot.kernels.w12.gemm import gemm
+    from specpilot.kernels.w12.gemm import Schedule, gemm
 
     _, parts = planes(rows, columns, seed=rows + m)
     x = torch.randn(m, columns, generator=torch.Generator().manual_seed(m)).bfloat16()
     expected = naive.linear(x, *parts)
     tiled = layout.tile(*(part.to(device) for part in parts))
-    got = gemm(x.to(device), tiled, splits=splits).cpu().double()
+    got = gemm(x.to(device), tiled, Schedule(splits=splits)).cpu().double()
     assert torch.isfinite(got).all()
     assert (got - expected).norm() / expected.norm() < 5e-3
 
 
 def test_a_row_is_bitwise_the_same_beside_any_number_of_rows(device: str) -> None:
-    from specpilot.kernels.w12.gemm import gemm
+    from specpilot.kernels.w12.gemm import Schedule, gemm
 
     _, parts = planes(64, 512, seed=11)
     tiled = layout.tile(*(part.to(device) for part in parts))
     x = torch.randn(40, 512, generator=torch.Generator().manual_seed(12)).bfloat16().to(device)
-    alone = gemm(x[:1], tiled, splits=2)
+    alone = gemm(x[:1], tiled, Schedule(splits=2))
     for m in (2, 17, 40):
-        assert torch.equal(gemm(x[:m], tiled, splits=2)[:1], alone)
+        assert torch.equal(gemm(x[:m], tiled, Schedule(splits=2))[:1], alone)
 
 
 def test_a_wrong_operand_is_refused(device: str) -> None:
