@@ -1,0 +1,135 @@
+"""A Gated DeltaNet layer: short convolution, gated delta rule, gated norm.
+
+Three forms of one recurrence, chosen by the rows of the pass: the chunked form for prompts, a
+single step for plain decoding, and the tree form for verification. The first two advance the state
+at once; the tree form leaves it alone and returns what a commit of any path needs. The state and
+everything that feeds it are fp32 (fp64 in an fp64 model).
+
+Source: Yang et al., Gated Delta Networks (arXiv 2412.06464), as Qwen3.5 lays it out.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specpilot.harness.engines.reference.config import GdnConfig
+from specpilot.harness.engines.reference.layers import load_norm
+from specpilot.harness.engines.reference.rows import Rows
+from specpilot.harness.engines.reference.weights import WeightFolder
+from specpilot.kernels.gdn_chunk.naive import chunk_gated_delta_rule
+from specpilot.kernels.gdn_tree.naive import TreeUpdates, tree_wy
+
+__all__ = ["GdnLayer", "GdnState", "GdnUpdates"]
+
+
+class GdnState(NamedTuple):
+    """Committed state of one layer and some slots: views into the pool, updated in place.
+
+    ``memory`` [R, value_heads, key_dim, value_dim], fp32 or fp64. ``conv`` [R, width - 1,
+    channels]: the last inputs of the convolution, oldest first, before convolution and activation.
+    """
+
+    memory: Tensor
+    conv: Tensor
+
+
+class GdnUpdates(NamedTuple):
+    """What one layer of a verify pass keeps for its commit. ``inputs`` [R, T, channels]."""
+
+    delta: TreeUpdates
+    inputs: Tensor
+
+
+class GdnLayer:
+    """One layer's weights; one input projection yields [q | k | v | z | b | a]."""
+
+    def __init__(
+        self, weights: WeightFolder, name: str, hidden: int, shape: GdnConfig, eps: float
+    ) -> None:
+        self.shape, self.eps = shape, eps
+        channels, heads = shape.conv_channels, shape.value_heads
+        width = heads * shape.value_dim
+        self.w_in = torch.cat(
+            [
+                weights.get(f"{name}.in_proj_{part}.weight", (size, hidden))
+                for part, size in (("qkv", channels), ("z", width), ("b", heads), ("a", heads))
+            ]
+        )
+        self.w_out = weights.get(f"{name}.out_proj.weight", (hidden, width))
+        conv = weights.get(f"{name}.conv1d.weight", (channels, 1, shape.conv_width))
+        self.conv = conv[:, 0].t().contiguous()
+        self.norm = load_norm(weights, f"{name}.norm.weight", shape.value_dim, 0.0)
+        wide = self.norm.dtype
+        self.rate = -weights.get(f"{name}.A_log", (heads,), wide).exp()
+        self.dt_bias = weights.get(f"{name}.dt_bias", (heads,), wide)
+        self.split = (channels, width, heads, heads)
+        # l2norm(q) / sqrt(dk) and l2norm(k), as one factor per head.
+        keys = shape.key_heads
+        self.qk_scale = torch.ones(2 * keys, 1, dtype=wide, device=conv.device)
+        self.qk_scale[:keys] = shape.key_dim**-0.5
+
+    def __call__(self, x: Tensor, state: GdnState, rows: Rows) -> tuple[Tensor, GdnUpdates | None]:
+        """Map ``x`` [R, T, hidden] to [R, T, hidden]; updates for a tree, else None."""
+        mixed, z, b, a = F.linear(x, self.w_in).split_with_sizes(self.split, -1)
+        line = torch.cat((state.conv, mixed), 1)
+        q, k, v = self._heads(F.silu(self._convolve(line, rows)))
+        g = F.softplus(a.to(self.rate.dtype) + self.dt_bias).mul_(self.rate)
+        beta = b.to(self.rate.dtype).sigmoid()
+        updates = None
+        if rows.sees is not None:
+            out, delta = tree_wy(q, k, v, g, beta, state.memory, rows.sees)
+            updates = GdnUpdates(delta, mixed)
+        else:
+            if rows.count == 1:
+                out = self._step(q, k, v, g, beta, state.memory)
+            else:
+                out, memory = chunk_gated_delta_rule(q, k, v, g, beta, state.memory)
+                state.memory.copy_(memory)
+            state.conv.copy_(line[:, rows.count :])
+        return F.linear(self._gated_norm(out, z), self.w_out), updates
+
+    def _convolve(self, line: Tensor, rows: Rows) -> Tensor:
+        """Depthwise convolution of ``line`` [R, width - 1 + T, C] along chains or tree paths."""
+        width, channels = self.conv.shape
+        if rows.count == 1:
+            return (line * self.conv).sum(1, keepdim=True)
+        if rows.conv_rows is None:
+            taps = [line[:, i : i + rows.count] for i in range(width)]
+        else:
+            taken = line.flatten(0, 1).index_select(0, rows.conv_rows)
+            taken = taken.view(rows.requests, rows.count, width, channels)
+            return (taken * self.conv).sum(2)
+        out = taps[0] * self.conv[0]
+        for tap, weight in zip(taps[1:], self.conv[1:], strict=True):
+            out.addcmul_(tap, weight)
+        return out
+
+    def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split [R, T, C] into heads; q and k l2-normalised, q scaled, all in the state's dtype."""
+        s = self.shape
+        keys = 2 * s.key_heads * s.key_dim
+        mixed = mixed.to(self.rate.dtype)
+        qk = mixed[..., :keys].view(*mixed.shape[:2], 2 * s.key_heads, s.key_dim)
+        squares = torch.linalg.vecdot(qk, qk).unsqueeze(-1)
+        qk = qk * (squares + 1e-6).rsqrt_().mul_(self.qk_scale)
+        v = mixed[..., keys:].view(*mixed.shape[:2], s.value_heads, s.value_dim)
+        return qk[:, :, : s.key_heads], qk[:, :, s.key_heads :], v
+
+    def _step(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, memory: Tensor
+    ) -> Tensor:
+        """One token a request, updating ``memory`` in place. Returns [R, 1, heads, value_dim]."""
+        group = self.shape.value_heads // self.shape.key_heads
+        k_row = k.transpose(1, 2).repeat_interleave(group, 1)  # [R, heads, 1, key_dim]
+        q_row = q.transpose(1, 2).repeat_interleave(group, 1)
+        memory.mul_(g.exp().transpose(1, 2).unsqueeze(-1))
+        u = (v.transpose(1, 2) - k_row @ memory).mul_(beta.transpose(1, 2).unsqueeze(-1))
+        memory.addcmul_(k_row.mT, u)
+        return (q_row @ memory).transpose(1, 2)
+
+    def _gated_norm(self, out: Tensor, z: Tensor) -> Tensor:
+        normed = F.rms_norm(out.to(self.norm.dtype), self.norm.shape, self.norm, self.eps)
+        gate = F.silu(z.to(self.norm.dtype)).view_as(normed)
+        return normed.mul_(gate).flatten(2).to(z.dtype)

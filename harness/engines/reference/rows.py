@@ -1,0 +1,145 @@
+"""What one forward pass computes: its rows, where they sit, and what each may see.
+
+A pass serves neighbouring slots ``first .. first + requests - 1`` of the state pool with the same
+number of rows each. Row n of request r is a token at position ``length[r] + depth[r, n]``, whose
+keys go to cache row ``length[r] + n``. It sees its request's committed rows and, among the pass's
+own, itself and its ancestors. Everything here depends on the trees alone: it is made once a pass
+and shared by all layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from specpilot.kernels.gdn_tree.naive import ancestor_mask, conv_index
+
+__all__ = ["Rows", "block_rows", "chain_rows", "tree_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One pass over R requests of T rows.
+
+    ``positions`` int64 [R, T]. ``cache_rows`` int64 [R * T]: rows of the flattened KV cache.
+    ``span``: cache rows that attention reads. ``bias`` [R, 1, T, span], 0 or -inf, or None where
+    every row sees everything. ``sees`` bool [R, T, T], the ancestor mask, or None for a chain that
+    is committed as it is computed (prefill, and decoding by single rows). ``conv_rows`` int64
+    [R * T * width]: rows of the flattened ``cat(conv state, inputs)`` that each row convolves.
+    """
+
+    first: int
+    requests: int
+    count: int
+    positions: Tensor
+    cache_rows: Tensor
+    span: int
+    bias: Tensor | None
+    sees: Tensor | None
+    conv_rows: Tensor | None
+
+    @property
+    def slots(self) -> slice:
+        return slice(self.first, self.first + self.requests)
+
+
+def chain_rows(first: int, lengths: Sequence[int], count: int, capacity: int, like: Tensor) -> Rows:
+    """Rows of a chain that is certain: prompt tokens, or one anchor each in plain decoding.
+
+    ``like`` gives the dtype and device of the bias, ``capacity`` the cache rows of a slot.
+    """
+    span = max(lengths) + count
+    bias = None
+    if count > 1 or len(lengths) > 1:
+        last = torch.tensor(lengths, device=like.device)[:, None] + torch.arange(
+            count, device=like.device
+        )
+        bias = _bias(torch.arange(span, device=like.device) <= last[..., None], like)
+    return _rows(first, lengths, count, capacity, like, None, span, bias, None, None)
+
+
+def block_rows(first: int, lengths: Sequence[int], count: int, capacity: int, like: Tensor) -> Rows:
+    """Rows of a drafter's block: each sees the committed rows and the whole block."""
+    span = max(lengths) + count
+    bias = None
+    if len(lengths) > 1:
+        end = torch.tensor(lengths, device=like.device)[:, None, None] + count
+        seen = torch.arange(span, device=like.device) < end
+        bias = _bias(seen.expand(-1, count, -1), like)
+    return _rows(first, lengths, count, capacity, like, None, span, bias, None, None)
+
+
+def tree_rows(
+    first: int,
+    lengths: Sequence[int],
+    parents: Sequence[tuple[int, ...]],
+    capacity: int,
+    conv_width: int | None,
+    like: Tensor,
+) -> Rows:
+    """Rows of one tree a request; ``parents`` as in ``Tree.parent``.
+
+    Shorter trees are padded with rows that nothing sees. ``conv_width`` is None for dense targets.
+    """
+    count = max(map(len, parents))
+    depth, sees, taps = _trees(tuple(parents), count, conv_width, like.device)
+    span = max(lengths) + count
+    bias = like.new_full((len(lengths), 1, count, span), -torch.inf)
+    within = like.new_zeros(sees.shape).masked_fill_(~sees, -torch.inf)
+    for r, length in enumerate(lengths):
+        bias[r, :, :, :length] = 0
+        bias[r, 0, :, length : length + count] = within[r]
+    return _rows(first, lengths, count, capacity, like, depth, span, bias, sees, taps)
+
+
+def _rows(
+    first: int,
+    lengths: Sequence[int],
+    count: int,
+    capacity: int,
+    like: Tensor,
+    depth: Tensor | None,
+    span: int,
+    bias: Tensor | None,
+    sees: Tensor | None,
+    taps: Tensor | None,
+) -> Rows:
+    order = torch.arange(count, device=like.device)
+    length = torch.tensor(lengths, device=like.device)[:, None]
+    base = (
+        length + capacity * torch.arange(first, first + len(lengths), device=like.device)[:, None]
+    )
+    return Rows(
+        first=first,
+        requests=len(lengths),
+        count=count,
+        positions=length + (order if depth is None else depth),
+        cache_rows=(base + order).flatten(),
+        span=span,
+        bias=bias,
+        sees=sees,
+        conv_rows=taps,
+    )
+
+
+def _bias(seen: Tensor, like: Tensor) -> Tensor:
+    """[R, T, span] bool -> [R, 1, T, span] additive."""
+    return like.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf).unsqueeze(1)
+
+
+@lru_cache(maxsize=64)  # chains, and trees that recur, are laid out once
+def _trees(
+    parents: tuple[tuple[int, ...], ...], count: int, width: int | None, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Depths [R, T], ancestor mask [R, T, T] and flat convolution taps of a batch of trees."""
+    padded = [up + (-1,) * (count - len(up)) for up in parents]
+    parent = torch.tensor(padded, device=device)
+    sees = ancestor_mask(parent)
+    taps = None
+    if width is not None:
+        line = width - 1 + count  # rows of one request's cat(conv state, inputs)
+        offset = line * torch.arange(len(parents), device=device)
+        taps = (conv_index(parent, width) + offset[:, None, None]).flatten()
+    return sees.sum(-1) - 1, sees, taps
