@@ -1,0 +1,53 @@
+"""Servers that are wrong on purpose: the injected fault as a patch overlay, for tests and records.
+
+A folder made by ``write_overlay`` launches a system whose logits carry the self-test's bias (see
+``selftest.Fault``). It is how the audit is tried on a faulty system's own text.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specpilot.errors import Unsupported
+from specpilot.harness.engines.mock.backend import MockBackend, Running
+
+__all__ = ["bias_mock", "write_overlay"]
+
+OVERLAY = '''"""The injected fault of a token-forcing self-test."""
+
+from specpilot.harness.token_forcing.faulty import {function}
+
+
+def apply(backend):
+    return {function}(backend, bias={bias!r}, stride={stride!r}, after={after!r})
+'''
+FUNCTIONS = {"mock": "bias_mock"}
+
+
+def write_overlay(folder: Path, engine: str, *, bias: float, stride: int, after: int) -> Path:
+    """Write ``overlay.py`` into ``folder`` (made if missing) and return the folder.
+
+    From output token ``after`` on, ``bias`` logits are added to the ids divisible by ``stride``.
+    """
+    if engine not in FUNCTIONS:
+        raise Unsupported(
+            f"No fault can be injected into the engine {engine!r}.",
+            hint=f"Engines with one: {', '.join(sorted(FUNCTIONS))}.",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    code = OVERLAY.format(function=FUNCTIONS[engine], bias=bias, stride=stride, after=after)
+    (folder / "overlay.py").write_text(code)
+    return folder
+
+
+def bias_mock(backend: MockBackend, *, bias: float, stride: int, after: int) -> MockBackend:
+    """Bias the logits that the mock engine chooses from."""
+    honest = backend.choose
+    boost = np.where(np.arange(backend.vocab_size) % stride == 0, bias, 0.0).astype(np.float32)
+
+    def choose(running: Running, logits: Any) -> int:
+        return honest(running, logits + boost if len(running.output) >= after else logits)
+
+    backend.choose = choose  # type: ignore[method-assign, assignment]
+    return backend
