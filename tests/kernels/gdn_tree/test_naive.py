@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from specpilot.kernels.gdn_tree import naive
 from torch import Tensor
+
+from specpilot.kernels.gdn_tree import naive
 
 SHAPES = ("random", "chain", "star")
 
