@@ -24,14 +24,15 @@ MODULES = {
     "reference": "specpilot.harness.engines.reference",
     "mock": "specpilot.harness.engines.mock",
 }
+NO_DRAFT = {"speculation": "none", "rows": 0, "drafter": "", "overlay": ""}
 ROLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "reference": {
-        "ar": {"speculation": "none", "rows": 0},
-        "scorer": {"speculation": "none", "rows": 0, "fp32_logits": True, "overlay": ""},
+        "ar": {**NO_DRAFT},
+        "scorer": {**NO_DRAFT, "fp32_logits": True},
     },
     "mock": {
-        "ar": {"tokens_per_pass": 1},
-        "scorer": {"delay_ms": 0.0, "tokens_per_pass": 1, "noise": 0.0, "overlay": ""},
+        "ar": {**NO_DRAFT},
+        "scorer": {**NO_DRAFT, "delay_ms": 0.0, "noise": 0.0},
     },
 }
 """What a role changes, by engine: AR drafts nothing, the scorer reads FP32 logits."""

@@ -72,13 +72,27 @@ class ReferenceSettings(EngineSettings):
 
 
 class MockSettings(EngineSettings):
-    """Settings of the mock engine."""
+    """Settings of the mock engine. A pass takes ``delay_ms + rows * row_ms``."""
 
-    target: str = Field(default="", description="ignored: the mock's model is built in")
+    target: str = Field(default="", description="not read: the mock's model is built in")
+    drafter: str = Field(default="", description="not read: the mock drafts by chance")
+    speculation: Literal["none", "chain", "tree"] = Field(
+        default="none", description="none: one token a pass; chain, tree: some more by chance"
+    )
+    block: int = Field(default=8, ge=2, le=64, description="rows of the drafter's block")
+    rows: int = Field(default=0, ge=0, le=1024, description="rows of a pass; 0: block")
+    top_k: int = Field(default=4, ge=1, le=64, description="candidates kept at each depth")
+    accept: float = Field(default=0.6, ge=0, lt=1, description="chance of a drafted token")
+    tokens_per_pass: int = Field(default=0, ge=0, le=64, description="fixed; 0: by speculation")
     delay_ms: float = Field(default=1.0, ge=0.0, le=10_000.0, description="time of one pass")
-    tokens_per_pass: int = Field(default=1, ge=1, le=64, description="tokens of one pass")
+    row_ms: float = Field(default=0.0, ge=0.0, le=1000.0, description="and of each of its rows")
     noise: float = Field(default=0.0, ge=0.0, le=10.0, description="sd of the logits' noise")
     noise_seed: int = Field(default=0, ge=0, description="which noise")
+
+    @property
+    def pass_rows(self) -> int:
+        """Rows of one pass, anchor included."""
+        return 1 if self.speculation == "none" else self.rows or self.block
 
 
 MODELS: Mapping[str, type[EngineSettings]] = {"reference": ReferenceSettings, "mock": MockSettings}

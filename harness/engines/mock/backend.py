@@ -1,8 +1,9 @@
 """The mock engine: a ``Backend`` whose speed is a setting and whose output is known.
 
-One pass takes ``delay_ms`` for the whole batch and gives every running request up to
-``tokens_per_pass`` tokens, so the speeds of two systems can be set to any ratio. For hostile or
-faulty systems, subclass it: ``choose`` picks each token, ``rest`` spends a pass's time,
+One pass takes ``delay_ms + rows * row_ms`` for the whole batch. With ``tokens_per_pass`` it gives
+every running request that many tokens, so the speeds of two systems can be set to any ratio; else
+drafted tokens are right by a chance that depends on the context alone. For hostile or faulty
+systems, subclass it: ``choose`` picks each token, ``rest`` spends a pass's time,
 ``tokens_this_pass`` sets how many a pass gives, ``score`` answers teacher forcing.
 """
 
@@ -26,6 +27,7 @@ from specpilot.harness.engines.mock.model import (
     EOS,
     VOCAB,
     HashModel,
+    drafted_right,
     extend,
     log_softmax,
     sample,
@@ -98,15 +100,29 @@ class MockBackend:
         if finished:
             accepted = len(r.output) / r.passes
             meta = {"spec_verify_ct": r.passes, "spec_accept_length": accepted}
+            if self.settings.speculation == "tree":
+                meta["spec_tree_passes"] = r.passes
         return StepEvent(r.request.rid, tuple(new), finished, meta)
 
     def rest(self) -> None:
         """Spend the time of one pass without using the CPU."""
-        if self.settings.delay_ms:
-            time.sleep(self.settings.delay_ms / 1e3)
+        s = self.settings
+        if pass_ms := s.delay_ms + s.row_ms * s.pass_rows:
+            time.sleep(pass_ms / 1e3)
 
     def tokens_this_pass(self, r: Running) -> int:
-        return self.settings.tokens_per_pass
+        """How many tokens this pass gives, bonus included.
+
+        A tree's rows beyond one chain are second chances at each depth.
+        """
+        s = self.settings
+        if s.tokens_per_pass:
+            return s.tokens_per_pass
+        if s.speculation == "none":
+            return 1
+        depth = min(s.block, s.pass_rows) - 1
+        chance = 1.0 - (1.0 - s.accept) ** max(1.0, s.pass_rows / s.block)
+        return 1 + drafted_right(r.digest, depth, chance)
 
     def choose(self, r: Running, logits: NDArray[np.float32]) -> int:
         """The next token of ``r`` given its logits [vocab], fp32."""

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CONTEXTS", "EOS", "VOCAB", "HashModel", "extend", "log_softmax", "sample"]
+__all__ = [
+    "CONTEXTS",
+    "EOS",
+    "VOCAB",
+    "HashModel",
+    "drafted_right",
+    "extend",
+    "log_softmax",
+    "sample",
+]
 
 VOCAB = 512
 CONTEXTS = 1021
@@ -49,6 +58,15 @@ def extend(digest: int, ids: Sequence[int]) -> int:
     for token in ids:
         digest = (digest * PRIME + token + 1) % MODULUS
     return digest
+
+
+def drafted_right(digest: int, depth: int, chance: float) -> int:
+    """How many of ``depth`` drafted tokens are right, each by ``chance`` while the last one was."""
+    for right in range(depth):
+        digest = extend(digest, (right,))
+        if digest % 10_007 >= chance * 10_007:
+            return right
+    return depth
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
