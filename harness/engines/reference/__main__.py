@@ -1,4 +1,4 @@
-"""``python -P -m specpilot.harness.engines.reference --target DIR ...``: serve the reference engine.
+"""Serve the reference engine: ``python -P -m specpilot.harness.engines.reference --target DIR``.
 
 Torch is imported after the arguments have been checked and the port has been taken, so that a
 wrong command fails at once.
