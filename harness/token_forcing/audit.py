@@ -27,6 +27,7 @@ from specpilot.harness.token_forcing.rules import (
     rate_rule,
     units,
 )
+from specpilot.harness.token_forcing.sampling import Keyed, keyed_margins
 from specpilot.harness.token_forcing.scorer import Progress, Scorer
 from specpilot.harness.token_forcing.selftest import Fault, SelfTest, self_test
 from specpilot.harness.token_forcing.verdict import Mismatch, Status, Verdict
@@ -47,6 +48,7 @@ def audit(
     variants: Mapping[str, Scorer] | None = None,
     policy: Policy | None = None,
     fault: Fault | None = None,
+    keyed: Keyed | None = None,
     manifest: Mapping[str, Any] | None = None,
     prompt_digests: Collection[str] | None = None,
     timed_digest: str | None = None,
@@ -57,10 +59,11 @@ def audit(
 ) -> Verdict:
     """Judge whether ``system`` emitted the tokens of the stock system, up to rounding.
 
-    ``stock`` and ``system`` are the timed greedy outputs on the same prompts. ``variants`` are
-    scorers of stock under other legitimate numerics; they explain large-margin events. Checked
-    where given: ``manifest`` against the scorer's server info, ``prompt_digests`` (``ids_digest``
-    of the recorded prompts), ``timed_digest`` (``token_digest`` of the timed system outputs),
+    ``stock`` and ``system`` are the timed outputs on the same prompts: greedy, or sampled with
+    ``keyed`` noise and then audited the same way. ``variants`` are scorers of stock under other
+    legitimate numerics; they explain large-margin events of greedy text. Checked where given:
+    ``manifest`` against the scorer's server info, ``prompt_digests`` (``ids_digest`` of the
+    recorded prompts), ``timed_digest`` (``token_digest`` of the timed system outputs),
     ``max_new_tokens`` and ``stop_token_ids`` against truncation. Where mismatches lie is told for
     ``open_prompts`` only. ``progress`` counts scored tokens, prompts included.
 
@@ -95,7 +98,9 @@ def audit(
             _check_lengths(name, arm, max_new_tokens, stop_token_ids)
         if manifest is not None:
             scorer.check_manifest(manifest)
-        stock_margins, margins = _score(stock, system, scorer, progress)
+        if keyed is not None:
+            variants = {}
+        stock_margins, margins = _score(stock, system, scorer, keyed, progress)
         return judge(
             verdict, stock, stock_margins, system, margins, variants or {}, fault, open_prompts
         )
@@ -199,27 +204,43 @@ def _score(
     stock: Sequence[TimedOutput],
     system: Sequence[TimedOutput],
     scorer: Scorer,
+    keyed: Keyed | None,
     progress: Progress | None,
 ) -> tuple[list[RequestMargins], list[RequestMargins]]:
     """Score both arms; what the system wrote word for word like stock is scored once."""
+    stock_seeds = keyed.stock_seeds if keyed else (0,) * len(stock)
+    seeds = keyed.system_seeds if keyed else (0,) * len(system)
+    if len(stock_seeds) != len(stock) or len(seeds) != len(system):
+        raise AuditFailure(
+            "arms_differ",
+            f"{len(stock_seeds)} and {len(seeds)} seeds for {len(stock)} stock and {len(system)} "
+            "system outputs.",
+        )
 
-    def key(output: TimedOutput) -> tuple[str, str]:
-        return ids_digest(output.prompt_ids), ids_digest(output.output_ids)
+    def key(output: TimedOutput, seed: int) -> tuple[str, str, int]:
+        return ids_digest(output.prompt_ids), ids_digest(output.output_ids), seed
 
-    known = {key(o) for o in stock}
-    fresh = [o for o in system if key(o) not in known]
-    size = [sum(len(o.prompt_ids) + len(o.output_ids) for o in arm) for arm in (stock, fresh)]
+    known = set(map(key, stock, stock_seeds))
+    fresh = [(o, s) for o, s in zip(system, seeds, strict=True) if key(o, s) not in known]
+    fresh_outputs, fresh_seeds = [o for o, _ in fresh], [s for _, s in fresh]
+    size = [sum(len(o.prompt_ids) + len(o.output_ids) for o in a) for a in (stock, fresh_outputs)]
 
-    def shifted(offset: int) -> Progress | None:
-        if progress is None:
-            return None
-        return lambda done, _: progress(offset + done, sum(size))
+    def margins(
+        outputs: Sequence[TimedOutput], seeds: Sequence[int], top: int, offset: int
+    ) -> list[RequestMargins]:
+        def shifted(done: int, _: int) -> None:
+            if progress is not None:
+                progress(offset + done, sum(size))
 
-    stock_margins = scorer.margins(stock, top=TOP, progress=shifted(0))
-    by_key = {key(o): m for o, m in zip(stock, stock_margins, strict=True)}
-    scored = scorer.margins(fresh, progress=shifted(size[0]))
-    by_key |= {key(o): m for o, m in zip(fresh, scored, strict=True)}
-    return stock_margins, [by_key[key(o)] for o in system]
+        if keyed is not None:
+            return keyed_margins(outputs, seeds, scorer, keyed.law, keyed.noise, shifted)
+        return scorer.margins(outputs, top=top, progress=shifted)
+
+    stock_margins = margins(stock, stock_seeds, TOP, 0)
+    by_key = dict(zip(map(key, stock, stock_seeds), stock_margins, strict=True))
+    scored = margins(fresh_outputs, fresh_seeds, 1, size[0])
+    by_key |= zip(map(key, fresh_outputs, fresh_seeds), scored, strict=True)
+    return stock_margins, [by_key[key(o, s)] for o, s in zip(system, seeds, strict=True)]
 
 
 def _identical(stock: Sequence[TimedOutput], system: Sequence[TimedOutput]) -> int:

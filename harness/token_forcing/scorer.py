@@ -111,6 +111,10 @@ class Scorer:
                 done += 1
         return found
 
+    def score_one(self, request: ScoreRequest) -> ScoreResult:
+        """Score one request as it is. Raises ``AuditFailure`` if the server fails."""
+        return self._score([request])[0]
+
     def _check_ids(self, index: int, output: TimedOutput) -> None:
         if not output.output_ids:
             raise AuditFailure("empty_output", f"Request {index} has no output.", request=index)

@@ -50,6 +50,26 @@ class TableModel:
             found = found + rng.normal(0, self.noise, VOCAB)
         return found
 
+    def sample(
+        self,
+        prompt: Sequence[int],
+        tokens: int,
+        seed: int,
+        noise: Callable[[int, int, int], np.ndarray],
+        temperature: float = 1.0,
+        top_k: int = VOCAB,
+        bias: float = 0.0,
+    ) -> Output:
+        """Keyed sampling: argmax of logits / temperature + noise over the ``top_k`` best."""
+        ids = list(prompt)
+        boost = bias * (np.arange(VOCAB) % 7 == 0)
+        for _ in range(tokens):
+            logits = self.logits(ids, len(ids)) + boost
+            scores = logits / temperature + noise(seed, len(ids), VOCAB)
+            scores[np.argsort(-logits)[top_k:]] = -np.inf
+            ids.append(int(np.argmax(scores)))
+        return Output(tuple(prompt), tuple(ids[len(prompt) :]))
+
     def generate(
         self, prompt: Sequence[int], tokens: int, bias: float = 0.0, after: int = 0
     ) -> Output:
@@ -85,6 +105,7 @@ class TableClient:
             logprobs=[float(row[i]) for row, i in zip(rows, ids[request.start :], strict=True)],
             top_ids=order.tolist(),
             top_logprobs=np.take_along_axis(rows, order, 1).tolist(),
+            token_logprobs=rows[:, list(request.token_ids)].tolist(),
         )
 
 
