@@ -6,13 +6,13 @@ updates, of which ``commit`` applies one path a request: rejected rows need no u
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specpilot.errors import InvalidInput
 from specpilot.harness.engines.reference.config import TargetConfig
 from specpilot.harness.engines.reference.gdn import GdnLayer, GdnUpdates
 from specpilot.harness.engines.reference.layers import Attention, Mlp, Rope, load_norm, rms_norm
@@ -50,8 +50,8 @@ class Verified:
 class Target:
     """A dense or hybrid decoder from a Hugging Face folder.
 
-    ``capture`` lists 0-based layers whose outputs passes return as features. Raises the errors of
-    ``TargetConfig.load`` and ``WeightFolder``.
+    ``capture`` lists 0-based layers whose outputs passes return as features; it may be set later.
+    Raises the errors of ``TargetConfig.load`` and ``WeightFolder``.
     """
 
     def __init__(
@@ -64,10 +64,6 @@ class Target:
     ) -> None:
         self.config = config = TargetConfig.load(folder)
         self.dtype, self.device = dtype, torch.device(device)
-        if bad := [i for i in capture if not 0 <= i < len(config.layer_types)]:
-            raise InvalidInput(
-                f"cannot capture layer {bad[0]}: {folder} has {len(config.layer_types)} layers."
-            )
         self.capture = tuple(capture)
         weights = WeightFolder(folder, dtype, self.device)
         shape, eps = (config.vocab_size, config.hidden_size), config.rms_norm_eps
@@ -142,9 +138,19 @@ class Target:
         inputs = torch.cat([u.inputs for u in verified.updates])
         conv.copy_(conv_commit(inputs, conv.flatten(0, 1), taken, length).view_as(conv))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of ``hidden`` [..., hidden], in the model's dtype."""
+    def logits(self, hidden: Tensor, fp32: bool = False) -> Tensor:
+        """Logits [..., vocabulary] of ``hidden`` [..., hidden], in the model's dtype.
+
+        ``fp32`` computes the LM head in at least float32, with a copy of it made on first use.
+        """
+        if fp32:
+            head = self._wide_head
+            return F.linear(hidden.to(head.dtype), head)
         return F.linear(hidden, self.head)
+
+    @cached_property
+    def _wide_head(self) -> Tensor:
+        return self.head.to(torch.promote_types(self.dtype, torch.float32))
 
     def _forward(
         self, ids: Tensor, pool: StatePool, rows: Rows

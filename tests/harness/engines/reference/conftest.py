@@ -1,9 +1,11 @@
 """Tiny random models of both families, written as Hugging Face folders."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 TINY = {
     "vocab_size": 97,
@@ -70,5 +72,71 @@ def folder(tmp_path_factory):
             made[kind, tied] = tmp_path_factory.mktemp(kind)
             _hf_model(kind, tied).save_pretrained(made[kind, tied])
         return made[kind, tied]
+
+    return make
+
+
+DRAFTER = {
+    "architectures": ["DFlashDraftModel"],
+    "vocab_size": TINY["vocab_size"],
+    "hidden_size": TINY["hidden_size"],
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rope_theta": 10000.0,
+    "block_size": 8,
+    "num_target_layers": TINY["num_hidden_layers"],
+    "dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": 96},
+}
+
+
+def drafter_tensors(config: dict) -> dict[str, torch.Tensor]:
+    """Random weights under the names of a DFlash checkpoint (and DFlash2's, with a selector)."""
+    generator = torch.Generator().manual_seed(11)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    dim = config["head_dim"]
+    own, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    features = len(config["dflash_config"]["target_layer_ids"]) * hidden
+    shapes = {"fc.weight": (hidden, features), "hidden_norm.weight": (hidden,)}
+    shapes["norm.weight"] = (hidden,)
+    for i in range(config["num_hidden_layers"]):
+        name = f"layers.{i}"
+        shapes |= {
+            f"{name}.input_layernorm.weight": (hidden,),
+            f"{name}.post_attention_layernorm.weight": (hidden,),
+            f"{name}.self_attn.q_proj.weight": (own, hidden),
+            f"{name}.self_attn.k_proj.weight": (kv, hidden),
+            f"{name}.self_attn.v_proj.weight": (kv, hidden),
+            f"{name}.self_attn.o_proj.weight": (hidden, own),
+            f"{name}.self_attn.q_norm.weight": (dim,),
+            f"{name}.self_attn.k_norm.weight": (dim,),
+            f"{name}.mlp.gate_proj.weight": (inner, hidden),
+            f"{name}.mlp.up_proj.weight": (inner, hidden),
+            f"{name}.mlp.down_proj.weight": (hidden, inner),
+        }
+    if rank := config["dflash_config"].get("selector_rank"):
+        table = (config["vocab_size"], rank)
+        shapes["candidate_selector.predecessor_codebook"] = table
+        shapes["candidate_selector.successor_codebook"] = table
+        shapes["candidate_selector.hidden_projection.weight"] = (rank, hidden)
+    return {
+        name: torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1)
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def drafter_folder(tmp_path_factory):
+    """Factory of random DFlash drafter folders; keyword arguments change the config."""
+
+    def make(nested: dict | None = None, **changes) -> Path:
+        path = tmp_path_factory.mktemp("drafter")
+        config = {**DRAFTER, **changes}
+        config["dflash_config"] = {**DRAFTER["dflash_config"], **(nested or {})}
+        (path / "config.json").write_text(json.dumps(config))
+        save_file(drafter_tensors(config), path / "model.safetensors")
+        return path
 
     return make

@@ -1,0 +1,52 @@
+"""DFlash2's pairwise selector: scores of each candidate given the candidate before it.
+
+``score[d, a, b] = logit_d(b) + <A[a] * P h_d, B[b]>`` over the top candidates of neighbouring
+positions, with ``a`` the anchor at the first. Source: ``candidate_selector`` of the DFlash2
+checkpoints that SGLang 0.5.20 reads.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specpilot.harness.engines.reference.drafter_config import DrafterConfig
+from specpilot.harness.engines.reference.weights import WeightFolder
+from specpilot.mechanisms.trees.lattice import Lattice
+
+__all__ = ["Selector"]
+
+
+class Selector:
+    """Tables ``A`` and ``B`` [vocabulary, rank] and the projection ``P`` [rank, hidden]."""
+
+    def __init__(self, weights: WeightFolder, config: DrafterConfig) -> None:
+        table = (config.vocab_size, config.selector_rank)
+        name = "candidate_selector"
+        self.top_k = config.selector_top_k
+        self.vocab_size = config.vocab_size
+        self.before = weights.get(f"{name}.predecessor_codebook", table)
+        self.after = weights.get(f"{name}.successor_codebook", table)
+        self.project = weights.get(
+            f"{name}.hidden_projection.weight", (config.selector_rank, config.hidden_size)
+        )
+
+    def lattices(
+        self, hidden: Tensor, logits: Tensor, total: Tensor, anchors: Sequence[int]
+    ) -> list[Lattice]:
+        """One pairwise lattice a request.
+
+        ``hidden`` [R, D, hidden], ``logits`` [R, D, vocabulary], ``total`` [R, D, 1] their
+        log-sum-exp. Scores are normalised over the candidates and then scaled by the probability
+        that the unary logits give to all of them, so that paths of unlike rows compare.
+        """
+        values, ids = logits.topk(self.top_k)
+        mass = values.logsumexp(-1, keepdim=True) - total  # [R, D, 1], <= 0
+        first = torch.tensor(anchors, device=ids.device)[:, None, None].expand(-1, 1, self.top_k)
+        previous = self.before[torch.cat((first, ids[:, :-1]), 1)]  # [R, D, K, rank]
+        state = F.linear(hidden, self.project).unsqueeze(2)
+        scores = values.unsqueeze(2) + (previous * state) @ self.after[ids].mT
+        edges = (scores.log_softmax(-1) + mass.unsqueeze(2)).float().cpu().numpy()
+        table = zip(ids.cpu().numpy(), edges, strict=True)
+        return [Lattice.pairwise(i, e[0, 0], e[1:], self.vocab_size) for i, e in table]
