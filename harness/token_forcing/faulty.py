@@ -1,18 +1,24 @@
 """Servers that are wrong on purpose: the injected fault as a patch overlay, for tests and records.
 
 A folder made by ``write_overlay`` launches a system whose logits carry the self-test's bias (see
-``selftest.Fault``). It is how the audit is tried on a faulty system's own text.
+``selftest.Fault``), speculating or not. It is how the audit is tried on a faulty system's own text.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specpilot.errors import Unsupported
+from specpilot.harness.engines.backend import GenerateRequest
 from specpilot.harness.engines.mock.backend import MockBackend, Running
+from specpilot.mechanisms.trees.tree import Tree
 
-__all__ = ["bias_mock", "write_overlay"]
+if TYPE_CHECKING:
+    from specpilot.harness.engines.reference.engine import ReferenceEngine
+
+__all__ = ["bias_mock", "bias_reference", "write_overlay"]
 
 OVERLAY = '''"""The injected fault of a token-forcing self-test."""
 
@@ -22,7 +28,7 @@ from specpilot.harness.token_forcing.faulty import {function}
 def apply(backend):
     return {function}(backend, bias={bias!r}, stride={stride!r}, after={after!r})
 '''
-FUNCTIONS = {"mock": "bias_mock"}
+FUNCTIONS = {"mock": "bias_mock", "reference": "bias_reference"}
 
 
 def write_overlay(folder: Path, engine: str, *, bias: float, stride: int, after: int) -> Path:
@@ -50,4 +56,37 @@ def bias_mock(backend: MockBackend, *, bias: float, stride: int, after: int) -> 
         return honest(running, logits + boost if len(running.output) >= after else logits)
 
     backend.choose = choose  # type: ignore[method-assign, assignment]
+    return backend
+
+
+def bias_reference(
+    backend: "ReferenceEngine", *, bias: float, stride: int, after: int
+) -> "ReferenceEngine":
+    """Bias the logits that every engine of this process accepts drafts by and emits from."""
+    import torch
+
+    from specpilot.harness.engines.reference import engine, sampling
+
+    honest = sampling.accept
+    boost = torch.zeros(backend.vocab_size)
+    boost[::stride] = bias
+
+    def accept(
+        request: GenerateRequest,
+        tree: Tree,
+        anchor_position: int,
+        argmax: list[int],
+        logits: torch.Tensor,
+    ) -> Any:
+        first = anchor_position + 1 - len(request.input_ids)
+        late = torch.tensor([first + depth >= after for depth in tree.depth])
+        rows: Sequence[int] = late.nonzero()[:, 0].tolist()
+        if rows:
+            logits, argmax = logits.float().cpu(), list(argmax)
+            logits = torch.where(late[:, None], logits + boost, logits)
+            for row in rows:
+                argmax[row] = int(logits[row].argmax())
+        return honest(request, tree, anchor_position, argmax, logits)
+
+    vars(engine)["accept"] = accept  # the engine's own name for it, in this process alone
     return backend

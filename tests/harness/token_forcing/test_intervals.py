@@ -92,7 +92,6 @@ def test_coverage_is_quoted_at_the_tabulated_size_below() -> None:
 
 @pytest.mark.slow
 def test_the_committed_coverage_table_is_what_the_script_makes() -> None:
-    """Also: at the 240 requests of a GPU final the true coverage is at least 95 %."""
     draws = 1000
     for requests in (30, 120, 240):
         for tokens in (128, 512):
@@ -101,3 +100,10 @@ def test_the_committed_coverage_table_is_what_the_script_makes() -> None:
             assert quoted is not None
             assert abs(found - quoted) < 4 * math.sqrt(0.05 * 0.95 / draws) + 0.01
     assert LEVEL == 0.975
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_the_committed_coverage_of_240_requests_is_95_percent(tokens: int) -> None:
+    """Lowest over the worlds, up to the simulation's own error (4000 draws: 0.0034)."""
+    quoted = coverage_at(240, tokens)
+    assert quoted is not None and quoted >= 0.95 - 2 * 0.0034
