@@ -7,6 +7,7 @@ wrong with one becomes an ``EngineFailure`` that says what was wrong.
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -172,6 +173,10 @@ class EngineClient:
             self._fail(f"ended its reply after {len(output)} tokens without saying so")
         reason = self._checked_finish(final, params, len(output))
         meta = final.meta_info.model_dump(exclude={"finish_reason"})
+        try:
+            json.dumps(meta, allow_nan=False)  # it goes into the ledger, which holds no NaN
+        except ValueError:
+            self._fail("sent a number that is not finite in its last event")
         return Generation(prompt, tuple(output), sent, first, last, reason, meta)
 
     def score(
