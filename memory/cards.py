@@ -16,7 +16,7 @@ from specpilot.memory.text import INSTRUCTION_LIKE
 
 __all__ = ["CARD_VERSION", "Card", "card_of", "headline", "search_text"]
 
-CARD_VERSION: Final = 1
+CARD_VERSION: Final = 2
 _PRIOR_SIGMA: Final = 0.25
 _REPORT_SIGMA: Final = 0.15
 
@@ -96,18 +96,19 @@ def _shrunk_effect(entry: Entry) -> float:
     """Return the mean log speedup of evidence and transfers, shrunk to 0.
 
     Each observation weighs by its variance (an assumed one where no interval is given); the prior
-    is no effect. Speedups over AR are left out: they do not isolate the mechanism.
+    is no effect. Speedups over AR are left out: they do not isolate the mechanism. A gain measured
+    together with other entries counts in equal parts.
     """
     observations: list[tuple[float, float]] = []
-    figures = [figure for row in entry.evidence for figure in row.figures[:1]]
-    figures += [transfer.gain for transfer in entry.transfers if transfer.gain is not None]
-    for figure in figures:
+    figures = [(f, 1 + len(row.together_with)) for row in entry.evidence for f in row.figures[:1]]
+    figures += [(transfer.gain, 1) for transfer in entry.transfers if transfer.gain is not None]
+    for figure, parts in figures:
         if not figure.is_speedup or figure.metric == "speedup_over_ar":
             continue
         sigma = _REPORT_SIGMA
         if figure.confidence and figure.low and figure.high:
             sigma = max(0.01, math.log(figure.high / figure.low) / 4)
-        observations.append((math.log(figure.value), sigma))
+        observations.append((math.log(figure.value) / parts, sigma))
     observations += [
         (0.0, _REPORT_SIGMA) for t in entry.transfers if t.outcome in ("no_gain", "fails")
     ]

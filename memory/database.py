@@ -123,29 +123,28 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """Run a transaction that holds the write lock from its start; undone by any exception."""
+        """Run a transaction that holds the write lock from its start; undone by any exception.
+
+        Inside another one it is a savepoint: an exception undoes the inner part only.
+        """
         with self._lock, self.errors():
-            if self._depth:
-                self._depth += 1
-                try:
-                    yield self._connection
-                finally:
-                    self._depth -= 1
-                return
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._depth = 1
+            inner = f"level{self._depth}"
+            run = self._connection.execute
+            run(f"SAVEPOINT {inner}" if self._depth else "BEGIN IMMEDIATE")
+            self._depth += 1
             try:
                 yield self._connection
+                if self._depth == 1:
+                    run("COMMIT")
+                else:
+                    run(f"RELEASE {inner}")
             except BaseException:
+                # A full disk may have rolled the whole transaction back already.
                 if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                    run(f"ROLLBACK TO {inner}" if self._depth > 1 else "ROLLBACK")
                 raise
-            else:
-                self._connection.execute("COMMIT")
             finally:
-                self._depth = 0
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                self._depth -= 1
 
     def data_version(self) -> int:
         """Return a number that changes when another connection has committed."""

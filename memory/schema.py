@@ -104,7 +104,8 @@ class Evidence(_Model):
     """One observation: figures, what they were measured against, on what, and who vouches.
 
     Rests on a receipt (ours, verifiable) or on a source (somebody's report). ``forcing`` is the
-    audit's verdict on the very tokens that were timed.
+    audit's verdict on the very tokens that were timed. ``together_with`` names entries that were
+    part of the measured gain: the figures then belong to all of them.
     """
 
     figures: Annotated[tuple[Figure, ...], Field(max_length=8)] = ()
@@ -115,6 +116,7 @@ class Evidence(_Model):
     receipt: Receipt | None = None
     source: Source | None = None
     deployment: Annotated[str, Field(max_length=64)] = ""
+    together_with: Annotated[tuple[Slug, ...], Field(max_length=8)] = ()
     samples: Annotated[int, Field(ge=1)] | None = None
     tau_before: Annotated[float, Field(ge=1)] | None = None
     tau_after: Annotated[float, Field(ge=1)] | None = None
@@ -177,6 +179,10 @@ class Transfer(_Model):
         if self.receipt is None and self.source is None:
             raise ValueError("a transfer needs a receipt or a source")
         return self
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        return () if self.gain is None else (self.gain,)
 
 
 class Note(_Model):

@@ -14,7 +14,16 @@ from specpilot.errors import CheckFailed, Conflict, InvalidInput, NotFound
 from specpilot.memory.cards import CARD_VERSION, Card, card_of, search_text
 from specpilot.memory.columns import Columns
 from specpilot.memory.database import Database
-from specpilot.memory.schema import Change, Entry, Evidence, Note, canonical, parse, read_entry
+from specpilot.memory.schema import (
+    Change,
+    Entry,
+    Evidence,
+    Note,
+    Transfer,
+    canonical,
+    parse,
+    read_entry,
+)
 from specpilot.memory.text import index_terms, indexable
 from specpilot.types import StepShares
 
@@ -23,8 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Link", "MemoryStore", "ReceiptVerifier", "Written"]
 
-ReceiptVerifier = Callable[[Evidence], bool]
-"""Says whether the ledger holds the receipt of an evidence row, and says what the row says.
+ReceiptVerifier = Callable[[Evidence | Transfer], bool]
+"""Says whether the ledger holds a row's ``receipt`` and says what the row says: its ``deployment``
+and ``figures``, and for evidence its ``forcing``.
 
 Only ``True`` accepts. An exception counts as a refusal: a check that cannot run did not pass.
 """
@@ -252,9 +262,10 @@ class MemoryStore:
                     "SELECT row, seq, card FROM heads WHERE seq > ? ORDER BY seq",
                     (self._columns.seq,),
                 ).fetchall()
-                if rows:
-                    self._columns = self._columns.with_rows(rows)
-                self._seen = now
+                fresh = self._columns.with_rows(rows) if rows else self._columns
+                if connection.in_transaction:
+                    return fresh  # may still be undone: not kept
+                self._columns, self._seen = fresh, now
             return self._columns
 
     def text_scores(self, terms: Iterable[str], limit: int = 400) -> dict[int, float]:
@@ -271,18 +282,19 @@ class MemoryStore:
 
     # Inside
 
-    def vouched(self, evidence: Evidence) -> bool:
-        """Return whether the receipt of an evidence row is accepted by the verifier."""
-        if evidence.receipt is None or self._verifier is None:
+    def vouched(self, row: Evidence | Transfer) -> bool:
+        """Return whether the receipt of a row is accepted by the verifier."""
+        if row.receipt is None or self._verifier is None:
             return False
         try:
-            return self._verifier(evidence) is True
+            return self._verifier(row) is True
         except Exception:
             return False
 
     def _vouch(self, entry: Entry, known: Entry | None = None) -> None:
-        old = set(known.evidence) if known else set()
-        for row in entry.evidence:
+        old: set[Evidence | Transfer] = {*known.evidence, *known.transfers} if known else set()
+        rows: tuple[Evidence | Transfer, ...] = (*entry.evidence, *entry.transfers)
+        for row in rows:
             if row.receipt is not None and row not in old and not self.vouched(row):
                 why = "no verifier is set" if self._verifier is None else "the verifier refused it"
                 raise CheckFailed(

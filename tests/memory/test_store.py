@@ -252,6 +252,7 @@ def test_restore_is_exact_and_refuses_other_content(tmp_path, store, raw):
 def test_a_nested_transaction_that_fails_undoes_everything(store, raw):
     with pytest.raises(Conflict), store.transaction():
         store.propose(raw())
+        assert store.search("narrow tree").hits
         store.propose(raw())
     assert len(store) == 0
     assert store.columns().cards == ()
