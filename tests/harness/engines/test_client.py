@@ -130,7 +130,7 @@ def test_an_early_stop_is_a_failure_only_if_eos_was_to_be_ignored(scripted: Star
 
 
 def test_a_server_that_dies_in_mid_stream_is_a_lost_connection(scripted: Start) -> None:
-    with pytest.raises(EngineFailure, match="Lost the connection"):
+    with pytest.raises(EngineFailure, match=r"Lost the connection"):
         scripted(HEAD, chunk(event([5]))).generate((1,), THREE)
 
 
@@ -141,7 +141,7 @@ def test_a_silent_server_fails_in_time() -> None:
         started = time.perf_counter()
         with (
             EngineClient(f"http://127.0.0.1:{mute.getsockname()[1]}", timeout_s=0.3) as client,
-            pytest.raises(EngineFailure, match="silent for 0.3 s"),
+            pytest.raises(EngineFailure, match=r"silent for 0.3 s"),
         ):
             client.generate((1,), THREE)
         assert time.perf_counter() - started < 2
@@ -150,14 +150,14 @@ def test_a_silent_server_fails_in_time() -> None:
 def test_nobody_there_is_an_engine_failure() -> None:
     with EngineClient("http://127.0.0.1:9") as client:
         assert client.health() is False
-        with pytest.raises(EngineFailure, match="127.0.0.1:9"):
+        with pytest.raises(EngineFailure, match=r"127.0.0.1:9"):
             client.generate((1,), THREE)
 
 
 def test_a_refusal_carries_the_servers_own_words(scripted: Start) -> None:
     body = b'{"error": {"message": "prompt too long"}}'
     answer = b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    with pytest.raises(EngineFailure, match="answered 400.*prompt too long"):
+    with pytest.raises(EngineFailure, match=r"answered 400.*prompt too long"):
         scripted(answer).generate((1,), THREE)
 
 
@@ -203,6 +203,6 @@ def test_wrong_arguments_never_reach_a_server() -> None:
     with EngineClient("http://127.0.0.1:9") as client:
         with pytest.raises(InvalidInput, match="max_new_tokens"):
             client.generate((1,), SamplingParams(max_new_tokens=0))
-        with pytest.raises(InvalidInput, match="start must lie in 0..1"):
+        with pytest.raises(InvalidInput, match=r"start must lie in 0..1"):
             client.score_batch([ScoreRequest((1, 2), start=2)])
         assert client.score_batch([]) == []

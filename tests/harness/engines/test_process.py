@@ -1,4 +1,4 @@
-"""Servers as processes: ready in time or a clear error, and nothing left behind, whatever they do."""
+"""Servers as processes: ready in time or a clear error, and nothing is left behind."""
 
 import os
 import signal
@@ -87,7 +87,7 @@ def test_running_requests_are_finished_or_aborted_on_sigterm(tmp_path: Path) -> 
         with EngineClient(server.base_url) as client:
             started = time.monotonic()
             threading.Timer(0.3, os.kill, (server.pid, signal.SIGTERM)).start()
-            with pytest.raises(EngineFailure, match="aborted|Lost the connection"):
+            with pytest.raises(EngineFailure, match=r"aborted|Lost the connection"):
                 client.generate((1,), SamplingParams(1000))
             wait_for(lambda: not server.alive)
         assert time.monotonic() - started < 5
@@ -200,9 +200,11 @@ def test_children_orphans_and_the_deaf_are_ended(tmp_path: Path) -> None:
 
 def test_a_server_that_kills_its_keeper_gains_nothing(tmp_path: Path) -> None:
     code = STUBBORN.replace("serve()", "os.kill(os.getppid(), 9); serve()")
-    with ServerProcess(script(tmp_path, code)) as server:
-        with pytest.raises(EngineFailure, match="ended with status unknown"):
-            server.wait_healthy(20)
+    with (
+        ServerProcess(script(tmp_path, code)) as server,
+        pytest.raises(EngineFailure, match="ended with status unknown"),
+    ):
+        server.wait_healthy(20)
     pids = [int((tmp_path / name).read_text()) for name in ("child", "orphan")]
     assert all(gone(pid) for pid in pids)
     assert port_holders(server.spec.port) == []

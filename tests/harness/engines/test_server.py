@@ -237,7 +237,7 @@ def test_when_the_engine_breaks_everybody_is_told(live: Start) -> None:
             client.generate((1,), SamplingParams(8))
         assert server.dead.wait(5)
         assert client.health() is False
-        with pytest.raises(EngineFailure, match="answered 500.*device lost"):
+        with pytest.raises(EngineFailure, match=r"answered 500.*device lost"):
             client.score((1, 2), 1)
     assert httpx.get(f"{server.url}/health").status_code == 503
 

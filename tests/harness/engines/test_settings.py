@@ -56,7 +56,7 @@ def test_wrong_settings_are_named(engine: str, values: dict[str, Any], words: st
 
 
 def test_an_engine_that_cannot_be_launched_is_unsupported() -> None:
-    with pytest.raises(Unsupported, match="'sglang'.*mock, reference"):
+    with pytest.raises(Unsupported, match=r"'sglang'.*mock, reference"):
         check("sglang", {})
 
 

@@ -122,7 +122,7 @@ def test_an_aborted_request_leaves_the_others_alone() -> None:
     alone = run(backend(), ask("b", 3))["b"]
     engine.add(ask("a", 1))
     engine.add(ask("b", 3))
-    first = [e for e in engine.step() if e.rid == "b"][0].new_ids
+    first = next(e for e in engine.step() if e.rid == "b").new_ids
     engine.abort("a")
     engine.abort("unknown")
     rest = [i for _ in range(47) for e in engine.step() for i in e.new_ids if e.rid == "b"]
