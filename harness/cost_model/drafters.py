@@ -149,13 +149,15 @@ def _block(config: Config, kind: str, target: ModelShape, dtype: str | None) -> 
     small, gathered = hidden, 0  # the norm of the injected features
     if kind == "dflash2":
         rank = _inner(config, "selector_rank").integer("selector_rank")
-        kernel = _inner(config, "conv_kernel_size").integer("conv_kernel_size")
-        group = _inner(config, "conv_group_size").integer("conv_group_size")
         extra.append(_matrix("selector", hidden, rank, bits))
-        # Two dynamic convolutions a layer, each with a projection and a base kernel (in and out).
-        dynamic = 2 * kernel * (hidden // group)
-        extra.append(_matrix("conv", hidden, dynamic, bits, count=2 * layers))
-        small += 2 * layers * 2 * kernel * hidden
+        convolved = _inner(config, "conv_kernel_size")
+        if convolved.has("conv_kernel_size"):
+            kernel = convolved.integer("conv_kernel_size")
+            group = _inner(config, "conv_group_size").integer("conv_group_size")
+            # Two dynamic convolutions a layer: a projection and a base kernel (in and out) each.
+            dynamic = 2 * kernel * (hidden // group)
+            extra.append(_matrix("conv", hidden, dynamic, bits, count=2 * layers))
+            small += 2 * layers * 2 * kernel * hidden
         gathered = 2 * vocab * rank
     elif kind == "dspark":
         rank = config.integer("markov_rank", default=_MARKOV_RANK)
