@@ -1,0 +1,62 @@
+"""Distribution equivalence: exact laws, Monte Carlo with power, and sequences over servers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specpilot.harness.deployments import registry
+from specpilot.harness.token_forcing import equivalence
+from specpilot.harness.token_forcing.exact_law import (
+    RULES,
+    ToyModel,
+    emit,
+    law_of,
+    total_variation,
+)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_each_rule_has_the_law_of_plain_decoding(rule: str, seed: int) -> None:
+    model = ToyModel(3, 3, seed)
+    law = law_of(lambda coin: emit(model, RULES[rule], coin))
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
+    assert total_variation(law, model.plain()) < 1e-12
+
+
+@pytest.mark.parametrize("rule", equivalence.WRONG)
+def test_known_errors_have_another_law(rule: str) -> None:
+    model = ToyModel(3, 3, 1)
+    law = law_of(lambda coin: emit(model, equivalence.WRONG[rule], coin))
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
+    assert total_variation(law, model.plain()) > 0.005
+
+
+def test_the_enumeration_adds_up_known_chances() -> None:
+    def two_coins(coin) -> tuple[int, ...]:
+        return (int(coin.accept(0.25)), coin.draw(np.array([1.0, 0.0, 3.0])))
+
+    law = law_of(two_coins)
+    assert law == pytest.approx({(1, 0): 1 / 16, (1, 2): 3 / 16, (0, 0): 3 / 16, (0, 2): 9 / 16})
+
+
+def test_monte_carlo_accepts_right_rules_and_rejects_wrong_ones() -> None:
+    right, wrong, detectable = equivalence.monte_carlo_level(draws=3000)
+    assert min(t.adjusted_p for t in right) > 0.01
+    assert max(t.p for t in wrong) < 0.01
+    assert 0.05 < detectable < 0.2
+
+
+def test_all_levels_pass_on_the_mock_and_a_noisy_system_does_not() -> None:
+    deployment = registry.load("mock")
+    deployment = replace(deployment, launch={**deployment.launch, "delay_ms": 0.0, "row_ms": 0.0})
+    found = equivalence.run(deployment, requests=24, tokens=48, draws=3000)
+    assert found.passed
+    assert found.sequences is not None
+    assert found.sequences.greedy_identical == found.sequences.keyed_identical == 24
+    assert found.to_dict()["sequences"]["law"]["rejected"] is False
+    other = equivalence.run(deployment, {"noise": 1.5}, requests=24, tokens=48, draws=50)
+    assert other.sequences is not None and not other.sequences.passed
+    assert other.sequences.law.rejected
+    assert not other.passed
