@@ -47,7 +47,8 @@ class Design:
 
     The first two blocks of a cycle (one of each system) serve the same fresh prompts, the last two
     another fresh set, so that a system never sees a prompt twice. ``looks`` are the numbers of
-    cycles at which the bound is read; the last is the most that are run. ``seed`` draws the orders
+    cycles at which the bound is read; the last is the most that are run. At those of ``futility``
+    a hopeless candidate is rejected, and none is promoted. ``seed`` draws the orders
     and arrivals; only its commitment is written down before the measurement.
 
     A cycle is repeated with fresh prompts if other processes used more than ``max_foreign_cores``
@@ -66,6 +67,7 @@ class Design:
     max_foreign_cores: float = 0.25
     max_repeats: int = 3
     max_idle_cores: float = 0.2
+    futility: tuple[int, ...] = ()
     floor_s_per_token: float = 0.0
     request_timeout_s: float = 120.0
 
@@ -117,7 +119,7 @@ class Design:
     def record(self) -> dict[str, Any]:
         """Return what is written before the measurement: all but the seed, which is committed."""
         fields = asdict(self)
-        fields["looks"] = list(self.looks)
+        fields |= {"looks": list(self.looks), "futility": list(self.futility)}
         seed = fields.pop("seed")
         fields["seed_sha256"] = hashlib.sha256(str(seed).encode()).hexdigest()
         fields["unit"] = self.load.unit
@@ -131,7 +133,9 @@ class Design:
 def default_design(deployment: Deployment, phase: Phase, seed: int) -> Design:
     """Return the design for a deployment: small on the CPU engine, longer where a GPU serves.
 
-    A final times at least 48 requests for each system.
+    A trial times at least 40 requests for each system, a final 48: without any mismatch, 35 bound
+    the rate of mismatches below the audit's limit, and 2000 tokens calibrate its thresholds. Both
+    have cycles of one shape, so one A/A run tells the noise of both.
     """
     regime = deployment.regime
     in_flight = regime.requests
@@ -140,14 +144,17 @@ def default_design(deployment: Deployment, phase: Phase, seed: int) -> Design:
         tokens = max(64, min(regime.output_tokens, 512))
         block = 2 if in_flight == 1 else 2 * in_flight
         looks = {"trial": (6, 12), "final": (12,)}[phase]
+        futility = {"trial": (6,), "final": ()}[phase]
         timeout = 600.0
     else:
-        tokens = max(32, min(regime.output_tokens, 48))
-        block = 1 if in_flight == 1 else 2 * in_flight
-        looks = {"trial": (8,), "final": (24 if in_flight == 1 else 8,)}[phase]
+        tokens = 56
+        block = 2 if in_flight == 1 else 2 * in_flight
+        looks = {"trial": (10,), "final": (12,)}[phase]
+        futility = {"trial": (4, 7), "final": ()}[phase]
         timeout = 60.0
     return Design(
         looks=looks,
+        futility=futility,
         requests_per_block=block,
         tokens=tokens,
         seed=seed,

@@ -11,18 +11,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
-from specpilot.errors import CheckFailed, SpecPilotError
+from specpilot.errors import CheckFailed, EngineFailure, SpecPilotError
 from specpilot.harness.controller.design import Design
-from specpilot.harness.controller.promotion import Decision, decide
+from specpilot.harness.controller.promotion import Decision, decide, hopeless
 from specpilot.harness.controller.sanity import check_answers, check_generation, check_idle
 from specpilot.harness.controller.telemetry import CpuSample, foreign_cores, sample_cpu
 from specpilot.harness.engines.client import Generation, SamplingParams
 
-__all__ = ["Arm", "Cancelled", "Cycle", "Engine", "Measurement", "Progress", "measure"]
+__all__ = [
+    "Arm",
+    "ArmFailure",
+    "Cancelled",
+    "Cycle",
+    "Engine",
+    "Measurement",
+    "Progress",
+    "decision_at",
+    "measure",
+]
 
 Prompt = tuple[int, ...]
 Progress = Callable[[str, int, int], None]
@@ -41,6 +51,14 @@ class Cancelled(SpecPilotError):
     """The job was cancelled; nothing that it measured counts."""
 
 
+class ArmFailure(EngineFailure):
+    """One of the systems did not start, died, hung or answered unusably. ``arm`` says which."""
+
+    def __init__(self, arm: str, message: str) -> None:
+        super().__init__(f"The {arm} system failed: {message}")
+        self.arm = arm
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One system under test. ``pid`` is the root of its process tree, None in simulations."""
@@ -54,13 +72,14 @@ class Arm:
 class Cycle:
     """One cycle: its order, log(seconds of A / seconds of B), and what disturbed it.
 
-    ``ar_log_ratio`` is log(seconds of AR / seconds of B) on one of the cycle's prompt sets, where
-    an AR system was timed as well.
+    Where an AR system was timed as well, ``ar_over_a`` and ``ar_over_b`` are the logs of its
+    seconds over theirs on one of the cycle's two prompt sets.
     """
 
     order: str
     log_ratio: float
-    ar_log_ratio: float | None
+    ar_over_a: float | None
+    ar_over_b: float | None
     foreign_cores: float
     disturbed: bool
 
@@ -76,12 +95,18 @@ class Measurement:
     a: list[Generation] = field(default_factory=list)
     b: list[Generation] = field(default_factory=list)
     ar: list[Generation] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys("ABR", 0.0))
     repeated: int = 0
     decision: Decision | None = None
 
     @property
     def log_ratios(self) -> list[float]:
         return [cycle.log_ratio for cycle in self.cycles]
+
+    def tokens_per_s(self, letter: str) -> float | None:
+        """Return the tokens per second of ``A``, ``B`` or ``R`` (AR) over the kept cycles."""
+        outputs = {"A": self.a, "B": self.b, "R": self.ar}[letter]
+        return len(outputs) * self.design.tokens / self.seconds[letter] if outputs else None
 
     @property
     def diverged(self) -> bool:
@@ -123,7 +148,7 @@ def measure(
         if len(result.cycles) == design.cycles:
             break
         timed = run.cycle(number, order, prompts)
-        disturbed = timed.foreign_cores > design.max_foreign_cores
+        disturbed = timed.cycle.foreign_cores > design.max_foreign_cores
         if disturbed and repeats_left:
             repeats_left -= 1
             result.repeated += 1
@@ -133,32 +158,51 @@ def measure(
         check_answers(result.a, result.b, arm=a.name)
         done = len(result.cycles)
         progress("timing", done, design.cycles)
-        if noise is not None and done in design.looks:
-            result.decision = decide(
-                result.log_ratios, design.looks, noise, diverged=result.diverged
+        if noise is not None:
+            result.decision = decision_at(
+                design, result.log_ratios, noise, diverged=result.diverged
             )
-            if result.decision.outcome != "continue":
+            if result.decision is not None and result.decision.outcome != "continue":
                 break
     run.check_idle_arms()
     return result
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Outputs of one block, its mean log of seconds per token, and the seconds that it took."""
+
+    outputs: list[Generation]
+    log_s_per_token: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Timed:
-    order: str
-    log_ratio: float
-    ar_log_ratio: float | None
-    foreign_cores: float
+    cycle: Cycle
     outputs: dict[str, list[Generation]]
+    seconds: dict[str, float]
+
+
+def decision_at(
+    design: Design, log_ratios: Sequence[float], noise: float, *, diverged: bool
+) -> Decision | None:
+    """Apply the rule if ``design`` reads the bound at this number of cycles."""
+    decision = None
+    if len(log_ratios) in design.futility:
+        decision = hopeless(log_ratios, noise, diverged=diverged)
+    if decision is None and len(log_ratios) in design.looks:
+        decision = decide(log_ratios, design.looks, noise, diverged=diverged)
+    return decision
 
 
 def _keep(result: Measurement, timed: _Timed, disturbed: bool) -> None:
-    result.cycles.append(
-        Cycle(timed.order, timed.log_ratio, timed.ar_log_ratio, timed.foreign_cores, disturbed)
-    )
+    result.cycles.append(replace(timed.cycle, disturbed=disturbed))
     result.a += timed.outputs["A"]
     result.b += timed.outputs["B"]
     result.ar += timed.outputs["R"]
+    for letter, seconds in timed.seconds.items():
+        result.seconds[letter] += seconds
 
 
 class _Run:
@@ -188,10 +232,7 @@ class _Run:
 
     def warm_up(self, arm: Arm, prompts: Sequence[Prompt]) -> None:
         for number, prompt in enumerate(prompts[: self._design.warmup_requests]):
-            self._check_cancelled()
-            generation = arm.engine.generate(prompt, self._params(number))
-            self._check(arm, generation, prompt)
-        arm.engine.flush()
+            self._check(arm, self._request(arm, number, prompt), prompt)
 
     def cycle(self, number: int, order: str, prompts: Iterator[Prompt]) -> _Timed:
         """Run one cycle: four blocks of A and B, and one of AR at an end that alternates."""
@@ -200,29 +241,31 @@ class _Run:
         if "R" in self._by_letter:
             first = number % 2 == 0
             blocks.insert(0 if first else len(blocks), ("R", 0 if first else 1))
-        scores: dict[tuple[str, int], float] = {}
-        outputs: dict[tuple[str, int], list[Generation]] = {}
+        blocks_done: dict[tuple[str, int], _Block] = {}
         begin = before = self._sample([*self._pids, os.getpid()])
         for letter, half in blocks:
-            self._by_letter[letter].engine.flush()
-            outputs[letter, half], scores[letter, half] = self._block(
-                self._by_letter[letter], halves[half], number, half
-            )
+            arm = self._by_letter[letter]
+            self._flush(arm)
+            blocks_done[letter, half] = self._block(arm, halves[half], number, half)
             after = self._sample([*self._pids, os.getpid()])
             self._note_idle(letter, before, after)
             before = after
-        log_ratio = math.fsum(scores["A", half] - scores["B", half] for half in (0, 1)) / 2
+        log = {place: block.log_s_per_token for place, block in blocks_done.items()}
         ar = next((half for letter, half in blocks if letter == "R"), None)
-        return _Timed(
-            order,
-            log_ratio,
-            None if ar is None else scores["R", ar] - scores["B", ar],
-            foreign_cores(begin, before, os.getpid()),
-            {
-                letter: outputs.get((letter, 0), []) + outputs.get((letter, 1), [])
-                for letter in "ABR"
-            },
+        cycle = Cycle(
+            order=order,
+            log_ratio=math.fsum(log["A", half] - log["B", half] for half in (0, 1)) / 2,
+            ar_over_a=None if ar is None else log["R", ar] - log["A", ar],
+            ar_over_b=None if ar is None else log["R", ar] - log["B", ar],
+            foreign_cores=foreign_cores(begin, before, os.getpid()),
+            disturbed=False,
         )
+        outputs: dict[str, list[Generation]] = {letter: [] for letter in "ABR"}
+        seconds = dict.fromkeys("ABR", 0.0)
+        for letter, half in sorted(blocks_done):
+            outputs[letter] += blocks_done[letter, half].outputs
+            seconds[letter] += blocks_done[letter, half].seconds
+        return _Timed(cycle, outputs, seconds)
 
     def check_idle_arms(self) -> None:
         """Fail if an arm computed during the other arms' blocks, over the whole measurement."""
@@ -231,38 +274,34 @@ class _Run:
                 cpu, wall, arm=self._by_letter[letter].name, max_cores=self._design.max_idle_cores
             )
 
-    def _block(
-        self, arm: Arm, prompts: Sequence[Prompt], cycle: int, half: int
-    ) -> tuple[list[Generation], float]:
-        """Serve ``prompts`` under the design's load; return outputs and log seconds per token."""
-        load, tokens = self._design.load, self._design.tokens
-        starts: Sequence[float] | None = None
+    def _block(self, arm: Arm, prompts: Sequence[Prompt], cycle: int, half: int) -> _Block:
+        """Serve ``prompts`` under the design's load."""
+        load = self._design.load
         if load.arrivals_per_s is not None:
-            offsets = self._design.arrivals(cycle, half)
-            outputs, starts = self._arriving(arm, prompts, offsets)
+            outputs, starts = self._arriving(arm, prompts, self._design.arrivals(cycle, half))
         elif load.in_flight > 1:
             outputs = self._in_flight(arm, prompts, load.in_flight)
         else:
             outputs = self._one_by_one(arm, prompts)
         for generation, prompt in zip(outputs, prompts, strict=True):
             self._check(arm, generation, prompt)
-        if load.in_flight > 1 and starts is None:
-            wall = max(g.last_token_s for g in outputs) - min(g.sent_s for g in outputs)
-            return outputs, math.log(wall / (tokens * len(outputs)))
-        begun = starts if starts is not None else [g.sent_s for g in outputs]
-        logs = [
-            math.log((g.last_token_s - start) / tokens)
-            for g, start in zip(outputs, begun, strict=True)
-        ]
-        return outputs, math.fsum(logs) / len(logs)
+        tokens = self._design.tokens
+        wall = max(g.last_token_s for g in outputs) - min(g.sent_s for g in outputs)
+        if load.arrivals_per_s is None and load.in_flight > 1:
+            return _Block(outputs, math.log(wall / (tokens * len(outputs))), wall)
+        if load.arrivals_per_s is None:
+            starts = [g.sent_s for g in outputs]
+            wall = math.fsum(g.seconds for g in outputs)
+        latencies = [g.last_token_s - start for g, start in zip(outputs, starts, strict=True)]
+        logs = [math.log(seconds / tokens) for seconds in latencies]
+        return _Block(outputs, math.fsum(logs) / len(logs), wall)
 
     def _one_by_one(self, arm: Arm, prompts: Sequence[Prompt]) -> list[Generation]:
         outputs = []
         for number, prompt in enumerate(prompts):
-            self._check_cancelled()
             if number:
-                arm.engine.flush()
-            outputs.append(arm.engine.generate(prompt, self._params(number)))
+                self._flush(arm)
+            outputs.append(self._request(arm, number, prompt))
         return outputs
 
     def _in_flight(self, arm: Arm, prompts: Sequence[Prompt], width: int) -> list[Generation]:
@@ -284,8 +323,18 @@ class _Run:
         return outputs, [begin + offset for offset in offsets]
 
     def _request(self, arm: Arm, number: int, prompt: Prompt) -> Generation:
-        self._check_cancelled()
-        return arm.engine.generate(prompt, self._params(number))
+        if self._cancelled.is_set():
+            raise Cancelled("The measurement was cancelled.")
+        try:
+            return arm.engine.generate(prompt, self._params(number))
+        except EngineFailure as error:
+            raise ArmFailure(arm.name, str(error)) from error
+
+    def _flush(self, arm: Arm) -> None:
+        try:
+            arm.engine.flush()
+        except EngineFailure as error:
+            raise ArmFailure(arm.name, str(error)) from error
 
     def _params(self, number: int) -> SamplingParams:
         design = self._design
@@ -319,7 +368,3 @@ class _Run:
             if letter != busy and arm.pid is not None:
                 self._idle[letter][0] += after.trees_s[arm.pid] - before.trees_s[arm.pid]
                 self._idle[letter][1] += after.at_s - before.at_s
-
-    def _check_cancelled(self) -> None:
-        if self._cancelled.is_set():
-            raise Cancelled("The measurement was cancelled.")

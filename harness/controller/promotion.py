@@ -20,7 +20,7 @@ from specpilot.harness.controller.statistics import (
     upper_bound,
 )
 
-__all__ = ["DIVERGED_FLOOR", "FLOOR", "Decision", "decide", "threshold"]
+__all__ = ["DIVERGED_FLOOR", "FLOOR", "Decision", "decide", "hopeless", "threshold"]
 
 FLOOR = 0.01
 DIVERGED_FLOOR = 0.03
@@ -47,14 +47,30 @@ def threshold(noise: float, diverged: bool) -> float:
     return max(DIVERGED_FLOOR, plain) if diverged else plain
 
 
+def hopeless(log_ratios: Sequence[float], noise: float, *, diverged: bool) -> Decision | None:
+    """Return a rejection if even the upper bound is under the threshold, else None.
+
+    Asking early costs nothing: it can only lower the rate of false promotions.
+    """
+    est = estimate(log_ratios)
+    upper, needed = upper_bound(est), threshold(noise, diverged)
+    if upper >= needed:
+        return None
+    reason = (
+        f"More cycles cannot help: gain {est.gain:+.1%}, upper bound {upper:+.1%} after {est.n} "
+        f"cycles, needed {needed:.1%}."
+    )
+    lower = lower_bound(est, critical_values((est.n,))[0])
+    return Decision("reject", est, lower, needed, noise, diverged, reason)
+
+
 def decide(
     log_ratios: Sequence[float], looks: tuple[int, ...], noise: float, *, diverged: bool
 ) -> Decision:
     """Apply the rule at the look that ``len(log_ratios)`` is, which must be one of ``looks``.
 
     ``noise`` is the standard error of the stock-against-stock mean log-ratio for the cycles of the
-    last look. Before the last look a candidate whose upper bound is under the threshold is
-    rejected early: stopping for futility can only lower the rate of false promotions.
+    last look.
     """
     look = looks.index(len(log_ratios))
     last = look == len(looks) - 1
@@ -69,8 +85,6 @@ def decide(
         outcome, reason = "promote", f"The gain is significant: {found}."
     elif last:
         outcome, reason = "reject", f"The gain is not significant: {found}."
-    elif upper_bound(est) < needed:
-        outcome, reason = "reject", f"More cycles cannot help: {found}."
     else:
         outcome, reason = "continue", f"Not decided after {est.n} cycles: {found}."
     return Decision(outcome, est, lower, needed, noise, diverged, reason)

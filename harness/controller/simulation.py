@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specpilot.harness.controller.design import Design
-from specpilot.harness.controller.measure import Arm, Measurement, measure
-from specpilot.harness.controller.promotion import Decision, decide
+from specpilot.harness.controller.measure import Arm, Measurement, decision_at, measure
+from specpilot.harness.controller.promotion import Decision
 from specpilot.harness.controller.statistics import estimate
 from specpilot.harness.controller.telemetry import CpuSample
 from specpilot.harness.engines.client import Generation, SamplingParams
@@ -130,8 +130,8 @@ def simulate_decision(
     """Draw an A/A run for the noise and a measurement, and apply the rule at its looks."""
     noise = estimate(simulate_cycles(rng, design, 0.0, sd_pair)).se
     ratios = simulate_cycles(rng, design, gain, sd_pair)
-    for look in design.looks:
-        decision = decide(ratios[:look], design.looks, noise, diverged=False)
-        if decision.outcome != "continue":
-            break
-    return decision
+    for count in range(2, design.cycles + 1):
+        decision = decision_at(design, ratios[:count], noise, diverged=False)
+        if decision is not None and decision.outcome != "continue":
+            return decision
+    raise AssertionError("the last look always decides")

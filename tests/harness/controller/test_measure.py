@@ -108,7 +108,7 @@ def test_outputs_are_paired_by_prompt(machine: VirtualMachine) -> None:
 def test_caches_are_flushed_before_every_single_request(machine: VirtualMachine) -> None:
     a, b = Recording(machine), Recording(machine)
     run(a, b, replace(DESIGN, requests_per_block=2))
-    assert a.flushes == 1 + 32
+    assert a.flushes == 32
 
 
 def test_orders_are_drawn_by_seed_and_both_occur() -> None:
@@ -128,7 +128,8 @@ def test_ar_is_timed_once_a_cycle_and_does_not_decide(machine: VirtualMachine) -
     ar = Recording(machine, seconds_per_token=0.03)
     result = run(a, b, ar=Arm("ar", ar))
     assert len(result.ar) == DESIGN.cycles
-    assert [c.ar_log_ratio for c in result.cycles] == pytest.approx([math.log(3)] * 8)
+    assert [c.ar_over_b for c in result.cycles] == pytest.approx([math.log(3)] * 8)
+    assert result.tokens_per_s("R") == pytest.approx(1 / 0.03)
     assert result.log_ratios == pytest.approx([0.0] * 8)
 
 
@@ -136,6 +137,13 @@ def test_the_second_look_is_not_taken_if_the_first_decides(machine: VirtualMachi
     design = replace(DESIGN, looks=(6, 12))
     result = run(Recording(machine), Recording(machine, seconds_per_token=0.005), design)
     assert len(result.cycles) == 6
+
+
+def test_a_hopeless_candidate_ends_the_measurement_early(machine: VirtualMachine) -> None:
+    slow = Recording(machine, seconds_per_token=0.02)
+    result = run(Recording(machine), slow, replace(DESIGN, futility=(4,)))
+    assert len(result.cycles) == 4
+    assert result.decision is not None and result.decision.outcome == "reject"
 
 
 def test_without_noise_nothing_is_decided(machine: VirtualMachine) -> None:

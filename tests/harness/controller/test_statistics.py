@@ -7,7 +7,7 @@ import pytest
 
 from specpilot.errors import InvalidInput
 from specpilot.harness.controller.design import Design
-from specpilot.harness.controller.promotion import decide, threshold
+from specpilot.harness.controller.promotion import decide, hopeless, threshold
 from specpilot.harness.controller.simulation import simulate_decision
 from specpilot.harness.controller.statistics import (
     critical_values,
@@ -96,10 +96,11 @@ def test_an_unclear_gain_waits_for_the_second_look() -> None:
     assert decide(ratios * 2, (6, 12), 0.001, diverged=True).outcome == "reject"
 
 
-def test_a_hopeless_candidate_is_rejected_at_the_first_look() -> None:
-    decision = decide([-0.1, -0.11, -0.1, -0.1, -0.09, -0.1], (6, 12), 0.001, diverged=False)
-    assert decision.outcome == "reject"
+def test_a_hopeless_candidate_is_rejected_early_and_no_other() -> None:
+    decision = hopeless([-0.1, -0.11, -0.1, -0.09], 0.001, diverged=False)
+    assert decision is not None and decision.outcome == "reject"
     assert "More cycles cannot help" in decision.reason
+    assert hopeless([0.0, 0.03, 0.01, -0.01], 0.001, diverged=False) is None
 
 
 def test_a_gain_of_two_percent_counts_unless_outputs_diverge() -> None:

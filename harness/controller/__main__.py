@@ -1,0 +1,52 @@
+"""``python -P -m specpilot.harness.controller``: run the controller of a state directory.
+
+Ends on SIGTERM or SIGINT, with every system under test. Exit status 3: another controller has the
+directory.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from specpilot.errors import Conflict, SpecPilotError
+from specpilot.harness.controller.paths import socket_path
+from specpilot.harness.controller.service import Server, Service
+from specpilot.home import home
+
+__all__ = ["main"]
+
+EXIT_TAKEN = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until told to end; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="specpilot controller", description=__doc__)
+    parser.add_argument("--home", type=Path, default=None, help="state directory")
+    parser.add_argument(
+        "--idle-exit-s", type=float, default=None, help="end after this long without a request"
+    )
+    options = parser.parse_args(argv)
+    state = (options.home or home()).absolute()
+    try:
+        service = Service(state)
+    except Conflict as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_TAKEN
+    except SpecPilotError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    server = Server(service, socket_path(state), options.idle_exit_s)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
+    print(f"The controller of {state} serves {server.path}.", flush=True)
+    try:
+        server.serve()
+    finally:
+        service.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
