@@ -66,13 +66,13 @@ def path_table(parent: Tensor) -> Paths:
     longest = max(len(path) for paths in tables for path, _ in paths)
     nodes = torch.zeros(len(tables), count, longest, dtype=torch.int32)
     length = torch.zeros(len(tables), count, dtype=torch.int32)
-    first = torch.zeros(len(tables), count, dtype=torch.int32)
+    begin = torch.zeros(len(tables), count, dtype=torch.int32)
     for r, paths in enumerate(tables):
         for p, (path, start) in enumerate(paths):
             nodes[r, p, : len(path)] = torch.tensor(path, dtype=torch.int32)
-            length[r, p], first[r, p] = len(path), start
+            length[r, p], begin[r, p] = len(path), start
     to = parent.device
-    return Paths(nodes.to(to), length.to(to), first.to(to))
+    return Paths(nodes.to(to), length.to(to), begin.to(to))
 
 
 def _need(ok: bool, message: str) -> None:
