@@ -82,7 +82,8 @@ def bias_reference(
         late = torch.tensor([first + depth >= after for depth in tree.depth])
         rows: Sequence[int] = late.nonzero()[:, 0].tolist()
         if rows:
-            logits, argmax = logits.float().cpu(), list(argmax)
+            exact = torch.promote_types(logits.dtype, torch.float32)
+            logits, argmax = logits[: tree.rows].cpu().to(exact), list(argmax)
             logits = torch.where(late[:, None], logits + boost, logits)
             for row in rows:
                 argmax[row] = int(logits[row].argmax())
