@@ -94,6 +94,21 @@ def test_running_requests_are_finished_or_aborted_on_sigterm(tmp_path: Path) -> 
     assert server.exit_status == 0
 
 
+def test_a_step_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    (tmp_path / "overlay.py").write_text(
+        "import time\ndef apply(b):\n    b.step = lambda: time.sleep(99)\n    return b\n"
+    )
+    with ServerProcess(mock_spec(tmp_path, overlay=str(tmp_path))) as server:
+        server.wait_healthy(30)
+        with (
+            EngineClient(server.base_url, timeout_s=0.5) as client,
+            pytest.raises(EngineFailure, match="silent"),
+        ):
+            client.generate((1,), SamplingParams(8))
+        started = time.monotonic()
+    assert server.exit_status == 0 and time.monotonic() - started < 3
+
+
 def test_a_server_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
     spec = script(tmp_path, "print('no weights here'); sys.exit(7)")
     with (
