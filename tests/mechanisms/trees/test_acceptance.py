@@ -280,7 +280,7 @@ def test_w1_accepting_a_random_draft_greedily_and_then_sampling_is_caught() -> N
 
 def test_w2_choosing_the_length_after_seeing_the_draft_is_caught() -> None:
     """DSpark, appendix A: keep a draft only if it looks good, else emit from the target."""
-    world = World(2)
+    world = World(6)
     p, q = world.p[()], world.q[()]
     sure = int(np.where(p > q, q, 0).argmax())  # never rejected
 
