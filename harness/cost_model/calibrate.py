@@ -11,7 +11,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specpilot.errors import InvalidInput, NotFound, Unsupported
+from specpilot.harness.cost_model.ceiling import AcceptanceProfile
 from specpilot.home import home
 from specpilot.types import Hardware
 
@@ -46,7 +47,9 @@ class Calibration:
     """Measured figures of one deployment on one machine. Times are medians in ms.
 
     ``pass_ms`` is the exact pass by rows, ``draft_ms`` the draft by block; both for one request.
-    ``pass_requests_ms`` is an AR pass (one row each) by the number of requests.
+    ``pass_requests_ms`` is an AR pass (one row each) by the number of requests. ``acceptance`` is τ
+    by rows, replayed on this deployment's own lattices: ``"chain"``, and ``"tree.B"`` for trees on
+    a block of B rows.
     """
 
     deployment: str
@@ -55,6 +58,7 @@ class Calibration:
     pass_ms: Mapping[int, float] = field(default_factory=dict)
     draft_ms: Mapping[int, float] = field(default_factory=dict)
     pass_requests_ms: Mapping[int, float] = field(default_factory=dict)
+    acceptance: Mapping[str, AcceptanceProfile] = field(default_factory=dict)
     taken_at: str = ""
     machine: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -242,6 +246,13 @@ class _HardwareFile(BaseModel):
     calibrated: bool
 
 
+class _ProfileFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    rows: tuple[int, ...]
+    tokens_per_pass: tuple[float, ...]
+    source: str
+
+
 class _CalibrationFile(BaseModel):
     """The JSON on disk; keys of the time tables are row counts as strings."""
 
@@ -252,6 +263,7 @@ class _CalibrationFile(BaseModel):
     pass_ms: dict[int, Positive]
     draft_ms: dict[int, Positive]
     pass_requests_ms: dict[int, Positive]
+    acceptance: dict[str, _ProfileFile]
     taken_at: str
     machine: str
     versions: dict[str, str]
@@ -269,8 +281,10 @@ def save_calibration(calibration: Calibration) -> Path:
     path = calibration_path(calibration.deployment)
     path.parent.mkdir(parents=True, exist_ok=True)
     hardware = {name: getattr(calibration.hardware, name) for name in _HardwareFile.model_fields}
+    profiles = {name: asdict(found) for name, found in calibration.acceptance.items()}
     values = {name: getattr(calibration, name) for name in _CalibrationFile.model_fields}
-    model = _CalibrationFile.model_validate({**values, "hardware": hardware})
+    values |= {"hardware": hardware, "acceptance": profiles}
+    model = _CalibrationFile.model_validate(values)
     draft = path.with_suffix(".tmp")
     draft.write_text(model.model_dump_json(indent=2) + "\n", "utf-8")
     draft.replace(path)
@@ -299,7 +313,11 @@ def load_calibration(deployment: str | None = None) -> Calibration | None:
             hint="Delete it and calibrate again.",
         ) from error
     values = {name: getattr(model, name) for name in _CalibrationFile.model_fields}
-    return Calibration(**{**values, "hardware": Hardware(**model.hardware.model_dump())})
+    values["hardware"] = Hardware(**model.hardware.model_dump())
+    values["acceptance"] = {
+        name: AcceptanceProfile(**found.model_dump()) for name, found in model.acceptance.items()
+    }
+    return Calibration(**values)
 
 
 def require_calibration(deployment: str) -> Calibration:

@@ -35,7 +35,7 @@ __all__ = [
 
 Speculation = Literal["none", "chain", "tree"]
 Acceptance = Mapping[str, AcceptanceProfile]
-"""τ by rows for ``"chain"`` and ``"tree"``; what is not there cannot be predicted."""
+"""τ by rows: ``"chain"``, ``"tree"``, ``"tree.16"`` (on a block of 16 rows, looked up first)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,30 +178,42 @@ def read_settings(settings: Mapping[str, Any]) -> tuple[Speculation, int, int]:
     return speculation, block, rows
 
 
-def _tokens(acceptance: Acceptance, speculation: Speculation, rows: int) -> float:
+def _profile(
+    acceptance: Acceptance, speculation: Speculation, block: int
+) -> AcceptanceProfile | None:
+    return acceptance.get(f"{speculation}.{block}") or acceptance.get(speculation)
+
+
+def _tokens(
+    acceptance: Acceptance, speculation: Speculation, block: int, rows: int
+) -> tuple[float, str]:
+    """Return τ and where it comes from."""
     if speculation == "none":
-        return 1.0
-    if speculation not in acceptance:
+        return 1.0, "one token a pass"
+    found = _profile(acceptance, speculation, block)
+    if found is None:
         raise InvalidInput(
-            f"tokens_per_pass of a {speculation} is not known for this deployment.",
+            f"tokens_per_pass of a {speculation} on a block of {block} is not known for this "
+            f"deployment; known: {', '.join(sorted(acceptance)) or 'nothing'}.",
             hint="Record lattices in a run and replay the policy, or give an acceptance profile.",
         )
-    return acceptance[speculation].at(rows)
+    return found.at(rows), found.source
 
 
 def predict(
     deployment: Deployment,
     settings: Mapping[str, Any],
     *,
-    acceptance: Acceptance,
+    acceptance: Acceptance | None = None,
     weight_format: str | None = None,
     overhead_ms: float = 0.0,
     model: CostModel | None = None,
 ) -> Prediction:
     """Predict a deployment under engine settings (``speculation``, ``block``, ``rows``).
 
-    ``settings`` are merged onto the deployment's stock settings. ``weight_format`` is a what-if on
-    the target's matrices. ``overhead_ms`` is time for each step outside draft and pass, as measured
+    ``settings`` are merged onto the deployment's stock settings. ``acceptance`` None takes the τ
+    that the deployment's calibration replayed. ``weight_format`` is a what-if on the target's
+    matrices. ``overhead_ms`` is time for each step outside draft and pass, as measured
     on stock; AR keeps none of it. ``model`` saves reading configs again.
 
     Raises:
@@ -212,16 +224,18 @@ def predict(
     if overhead_ms < 0 or not math.isfinite(overhead_ms):
         raise InvalidInput(f"field 'overhead_ms' is {overhead_ms!r}; it must be 0 or more.")
     base = model or CostModel.of(deployment)
+    if acceptance is None:
+        acceptance = base.calibration.acceptance if base.calibration is not None else {}
     changed = base.with_weights(weight_format) if weight_format else base
     merged = {**deployment.stock, **settings}
     speculation, block, rows = read_settings(merged)
-    tokens = _tokens(acceptance, speculation, rows)
+    tokens, source = _tokens(acceptance, speculation, block, rows)
     draft, verify = changed.draft_ms(block), changed.pass_ms(rows)
     overhead = overhead_ms if speculation != "none" else 0.0
     step = draft + verify + overhead
     requests = deployment.regime.requests
     ar = base.pass_ms(1)
-    notes = [f"tokens_per_pass: {acceptance[speculation].source}"] if speculation != "none" else []
+    notes = [f"tokens_per_pass: {source}"]
     if weight_format:
         notes.append(f"target weights in {weight_format}; AR keeps its own")
     return Prediction(
@@ -245,9 +259,9 @@ def _over_stock(
     base: CostModel, acceptance: Acceptance, overhead_ms: float, tokens_per_ms: float
 ) -> float | None:
     speculation, block, rows = read_settings(base.deployment.stock)
-    if speculation != "none" and speculation not in acceptance:
+    if speculation != "none" and _profile(acceptance, speculation, block) is None:
         return None
-    tokens = _tokens(acceptance, speculation, rows)
+    tokens, _ = _tokens(acceptance, speculation, block, rows)
     step = base.draft_ms(block) + base.pass_ms(rows)
     step += overhead_ms if speculation != "none" else 0.0
     return tokens_per_ms / (tokens / step)

@@ -8,11 +8,11 @@ gaps. Knows no engine: hooks come from one (``reference`` has those of the refer
 
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from specpilot.errors import InvalidInput
@@ -69,10 +69,10 @@ class Timer:
     def _tick(self, key: tuple[str, str] | None) -> None:
         if self.synchronise is not None:
             self.synchronise()
-        now = time.perf_counter()
+        now = perf_counter()
         if key is not None:
             self.spent[key] = self.spent.get(key, 0.0) + (now - self._since) * 1e3
-        self._since = time.perf_counter()
+        self._since = perf_counter()
 
 
 @contextmanager
@@ -213,11 +213,11 @@ def profile_steps(
             timer.paused = True
             prepare()
             timer.paused = False
-        start = time.perf_counter()
+        start = perf_counter()
         run_step()
         if synchronise is not None:
             synchronise()
-        return (time.perf_counter() - start) * 1e3
+        return (perf_counter() - start) * 1e3
 
     for _ in range(warm):
         timed_step()

@@ -1,11 +1,18 @@
 """The model against public figures. Each tolerance is in the assertion; sources: anchors.json."""
 
 import json
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from specpilot.harness.cost_model import ModelShape, load_hardware, read_drafter, step_floor
+from specpilot.harness.cost_model import (
+    ModelShape,
+    bench,
+    load_hardware,
+    read_drafter,
+    step_floor,
+)
 from specpilot.harness.cost_model.floors import total_ms
 from specpilot.harness.cost_model.kernels import anchors, expected_step_ms, gpu_prior
 from specpilot.types import Regime
@@ -90,3 +97,15 @@ def test_the_papers_w12_ratio_is_12_03_bits() -> None:
     assert KNOWN["paper.w12.after_gb"] / KNOWN["paper.w12.before_gb"] * 16 == pytest.approx(
         12.03, abs=0.005
     )
+
+
+def test_the_packaged_figures_are_the_committed_ones() -> None:
+    table = json.loads((files("specpilot.harness.cost_model") / "anchors.json").read_text("utf-8"))
+    for row in table["measured"]:
+        assert row["value"] == stock(row["id"])
+
+
+def test_the_bench_reports_predictions_within_the_goals() -> None:
+    values = {r["id"]: r["value"] for r in bench._public()}
+    assert 0.90 <= values["cost.h200_ar1.predicted_over_measured"] <= 1.10
+    assert 0.80 <= values["cost.h200_ar24.predicted_over_measured"] <= 1.20

@@ -211,3 +211,16 @@ def test_a_replayed_policy_gives_the_tokens_per_pass_of_the_live_engine(
     dense = replay(read_trace(dense_path), best_first, 12)
     assert dense.exact
     assert dense.tokens_per_pass == pytest.approx(live, rel=0.02)
+
+
+def test_replay_is_compared_with_live_runs_of_the_same_policies(tiny, prompts) -> None:
+    from specpilot.harness.cost_model.bench import compare_with_live
+
+    policies = (
+        {"speculation": "chain", "block": 4},
+        {"speculation": "tree", "block": 8, "rows": 8},
+        {"speculation": "tree", "block": 8, "rows": 32},
+    )
+    rows = compare_with_live(tiny, prompts, output_tokens=30, policies=policies)
+    assert [settings for settings, _, _ in rows[:3]] == list(policies)
+    assert all(abs(bias(replayed, live)) < 0.1 for _, replayed, live in rows)
