@@ -8,6 +8,7 @@ everything that feeds it are fp32 (fp64 in an fp64 model).
 Source: Yang et al., Gated Delta Networks (arXiv 2412.06464), as Qwen3.5 lays it out.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,11 +22,11 @@ from specpilot.harness.engines.reference.weights import WeightFolder
 from specpilot.kernels.gdn_chunk.naive import chunk_gated_delta_rule
 from specpilot.kernels.gdn_tree.naive import TreeUpdates, tree_wy
 
-__all__ = ["GdnLayer", "GdnState", "GdnUpdates"]
+__all__ = ["GdnLayer", "GdnState", "GdnUpdates", "commit_"]
 
 
 class GdnState(NamedTuple):
-    """Committed state of one layer and some slots: views into the pool, updated in place.
+    """Committed state of one layer (of all, in ``commit_``): views into the pool, updated in place.
 
     ``memory`` [R, value_heads, key_dim, value_dim], fp32 or fp64. ``conv`` [R, width - 1,
     channels]: the last inputs of the convolution, oldest first, before convolution and activation.
@@ -133,3 +134,38 @@ class GdnLayer:
         normed = F.rms_norm(out.to(self.norm.dtype), self.norm.shape, self.norm, self.eps)
         gate = F.silu(z.to(self.norm.dtype)).view_as(normed)
         return normed.mul_(gate).flatten(2).to(z.dtype)
+
+
+def commit_(state: GdnState, updates: Sequence[GdnUpdates], path: Tensor, length: Tensor) -> None:
+    """Advance all layers' state in place by each request's accepted path.
+
+    ``state`` as in ``GdnState`` with a layer dimension after R; ``updates`` one a layer; ``path``
+    int64 [R, P], the path's nodes and then its last one again; ``length`` int64 [R], its nodes.
+
+    The same function as ``kernels.gdn_tree.naive.commit`` and ``conv_commit`` of every layer, in
+    one go and without a temporary of the state's size: S = e^G_last S + sum_j e^(G_last - G_j) k_j
+    u_j^T over the path.
+    """
+    delta = [update.delta for update in updates]
+    decay = torch.stack([d.decay for d in delta], 1)  # [R, layers, heads, N]
+    at = path[:, None, None].expand(*decay.shape[:3], -1)
+    decay = decay.gather(-1, at)
+    total = decay[..., -1:]
+    held = torch.arange(path.shape[1], device=path.device) < length[:, None]
+    weight = (total - decay).exp_() * held[:, None, None]
+
+    def along(parts: list[Tensor]) -> Tensor:
+        whole = torch.stack(parts, 1)
+        return whole.gather(3, at.unsqueeze(-1).expand(*at.shape, whole.shape[-1]))
+
+    k = along([d.k for d in delta]).mul_(weight.unsqueeze(-1)).flatten(0, 2)
+    u = along([d.u for d in delta]).flatten(0, 2)
+    state.memory.mul_(total.exp().unsqueeze(-1))
+    state.memory.flatten(0, 2).baddbmm_(k.mT, u)
+
+    line = torch.cat((state.conv, torch.stack([u.inputs for u in updates], 1)), 2)
+    keep = state.conv.shape[2]
+    order = torch.arange(keep, device=path.device)
+    row = length[:, None] + order - keep  # of the path; below 0, of the old state
+    rows = torch.where(row < 0, row + keep, path.gather(1, row.clamp(min=0)) + keep)
+    state.conv.copy_(line.gather(2, rows[:, None, :, None].expand_as(state.conv)))

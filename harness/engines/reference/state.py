@@ -35,30 +35,31 @@ class StatePool:
         self.keys = torch.zeros(kv_shape, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
         self.kv = [KvCache(k, v) for k, v in zip(self.keys, self.values, strict=True)]
-        self.memory = torch.zeros(0, slots, device=device)
-        self.conv = torch.zeros(0, slots, dtype=dtype, device=device)
+        # Slot-major: the state that a commit of slots 0 to R - 1 updates lies in one piece.
+        self.memory = torch.zeros(slots, 0, device=device)
+        self.conv = torch.zeros(slots, 0, dtype=dtype, device=device)
         if (gdn := config.gdn) is not None:
             layers = config.layer_types.count("linear_attention")
             wide = torch.promote_types(dtype, torch.float32)
-            shape = (layers, slots, gdn.value_heads, gdn.key_dim, gdn.value_dim)
+            shape = (slots, layers, gdn.value_heads, gdn.key_dim, gdn.value_dim)
             self.memory = torch.zeros(shape, dtype=wide, device=device)
             self.conv = torch.zeros(
-                (layers, slots, gdn.conv_width - 1, gdn.conv_channels), dtype=dtype, device=device
+                (slots, layers, gdn.conv_width - 1, gdn.conv_channels), dtype=dtype, device=device
             )
 
     def gdn(self, layer: int, rows: Rows) -> GdnState:
         """Views of GDN layer ``layer`` (counted among GDN layers) for the rows' slots."""
-        return GdnState(self.memory[layer, rows.slots], self.conv[layer, rows.slots])
+        return GdnState(self.memory[rows.slots, layer], self.conv[rows.slots, layer])
 
     def clear(self, slot: int) -> None:
         """Make ``slot`` empty. Its KV rows are never read beyond its length, so they stay."""
-        self.memory[:, slot] = 0
-        self.conv[:, slot] = 0
+        self.memory[slot] = 0
+        self.conv[slot] = 0
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the state of ``source``, with its ``length`` tokens, to ``target``."""
-        self.memory[:, target] = self.memory[:, source]
-        self.conv[:, target] = self.conv[:, source]
+        self.memory[target] = self.memory[source]
+        self.conv[target] = self.conv[source]
         for cache in (self.keys, self.values):
             cache[:, target, :length] = cache[:, source, :length]
 
@@ -67,6 +68,6 @@ class StatePool:
         return {
             "keys": self.keys[:, slot, :length].clone(),
             "values": self.values[:, slot, :length].clone(),
-            "memory": self.memory[:, slot].clone(),
-            "conv": self.conv[:, slot].clone(),
+            "memory": self.memory[slot].clone(),
+            "conv": self.conv[slot].clone(),
         }

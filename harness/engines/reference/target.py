@@ -14,12 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specpilot.harness.engines.reference.config import TargetConfig
-from specpilot.harness.engines.reference.gdn import GdnLayer, GdnUpdates
+from specpilot.harness.engines.reference.gdn import GdnLayer, GdnState, GdnUpdates, commit_
 from specpilot.harness.engines.reference.layers import Attention, Mlp, Rope, load_norm, rms_norm
 from specpilot.harness.engines.reference.rows import Rows, chain_rows, tree_rows
 from specpilot.harness.engines.reference.state import StatePool
 from specpilot.harness.engines.reference.weights import WeightFolder
-from specpilot.kernels.gdn_tree.naive import TreeUpdates, commit, conv_commit
 from specpilot.mechanisms.trees.tree import Tree
 
 __all__ = ["Output", "Target", "Verified"]
@@ -126,17 +125,13 @@ class Target:
                     cache.move(source, target)
         if not verified.updates:
             return
-        layers, longest = len(verified.updates), max(map(len, paths))
-        padded = [path + (0,) * (longest - len(path)) for path in paths]
-        taken = torch.tensor(padded, device=self.device).repeat(layers, 1)
-        length = torch.tensor([len(path) for path in paths], device=self.device).repeat(layers)
-        deltas = [update.delta for update in verified.updates]
-        delta = TreeUpdates(*(torch.cat(part) for part in zip(*deltas, strict=True)))
-        memory = pool.memory[:, rows.slots]
-        memory.copy_(commit(memory.flatten(0, 1), delta, taken, length).view_as(memory))
-        conv = pool.conv[:, rows.slots]
-        inputs = torch.cat([u.inputs for u in verified.updates])
-        conv.copy_(conv_commit(inputs, conv.flatten(0, 1), taken, length).view_as(conv))
+        longest = max(map(len, paths))
+        taken = torch.tensor(
+            [path + (path[-1],) * (longest - len(path)) for path in paths], device=self.device
+        )
+        length = torch.tensor([len(path) for path in paths], device=self.device)
+        state = GdnState(pool.memory[rows.slots], pool.conv[rows.slots])
+        commit_(state, verified.updates, taken, length)
 
     def logits(self, hidden: Tensor, fp32: bool = False) -> Tensor:
         """Logits [..., vocabulary] of ``hidden`` [..., hidden], in the model's dtype.
