@@ -18,6 +18,7 @@ from specpilot.errors import InvalidInput
 from specpilot.harness.token_forcing.policy import Policy
 from specpilot.harness.token_forcing.recorded import RecordedRun, RecordedSystem, load_run
 from specpilot.harness.token_forcing.rules import Units, event_rule, rate_rule
+from specpilot.harness.token_forcing.task import accuracy_change
 from specpilot.home import home
 
 __all__ = ["Counts", "acceptance", "counts", "run"]
@@ -184,6 +185,20 @@ def run(folder: Path | None = None, draws: int = DRAWS) -> list[dict[str, Any]]:
                 "note": f"smallest recorded bias rejected in {FOUND:.0%} of the draws; {note}",
             }
         )
+    for name in recorded.answers:
+        if name != "stock":
+            change = accuracy_change(recorded.answers, name)
+            results.append(
+                {
+                    "id": f"forcing.task_accuracy_change.{name.replace(' ', '_')}",
+                    "value": change.points,
+                    "low": change.low,
+                    "high": change.high,
+                    "unit": "percentage points",
+                    "note": f"exact match of {change.questions} completions, against stock; low "
+                    "and high: paired 95 % interval",
+                }
+            )
     ratios = recorded.facts.get("scoring_over_prefill") or []
     if ratios:
         results.append(

@@ -36,7 +36,6 @@ from specpilot.harness.token_forcing.exact_law import (
     law_of,
     total_variation,
 )
-from specpilot.harness.token_forcing.record import serving
 from specpilot.harness.token_forcing.sampling import (
     LawTest,
     LawVerdict,
@@ -47,6 +46,7 @@ from specpilot.harness.token_forcing.sampling import (
     law_suite,
 )
 from specpilot.harness.token_forcing.scorer import Scorer
+from specpilot.harness.token_forcing.servers import serving
 from specpilot.mechanisms.trees.acceptance import Coin, RandomCoin, Walk, chain_ratio
 from specpilot.types import Deployment
 

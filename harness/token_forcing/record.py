@@ -4,8 +4,9 @@
 
 Records stock, a lossless system (``--lossless``: engine settings, by default a tree), the same with
 the paper's fault at several biases, and honest numerics: plain decoding and another batch size.
-Systems run one after the other, then the scorer; a folder that already holds a system keeps it, so
-an interrupted run goes on where it stopped.
+Each also answers ``--questions`` short completions (``task``). Systems run one after the other,
+then the scorer; a folder that already holds a system keeps it, so an interrupted run goes on
+where it stopped.
 """
 
 import argparse
@@ -27,28 +28,29 @@ from specpilot.harness.deployments import registry
 from specpilot.harness.deployments.health import read_config
 from specpilot.harness.deployments.workload import load_workload
 from specpilot.harness.engines.client import EngineClient, Generation, SamplingParams
-from specpilot.harness.engines.launch import Role, launch_spec
-from specpilot.harness.engines.process import ServerProcess, free_port
+from specpilot.harness.engines.launch import Role
+from specpilot.harness.token_forcing import task
 from specpilot.harness.token_forcing.calibration import Calibration, calibrate
 from specpilot.harness.token_forcing.events import events_of, margins_under
 from specpilot.harness.token_forcing.faulty import write_overlay
 from specpilot.harness.token_forcing.recorded import (
     CALIBRATION,
     RUN,
+    TASK,
     RecordedSystem,
     load_system,
     save_system,
 )
 from specpilot.harness.token_forcing.scorer import Scorer
+from specpilot.harness.token_forcing.servers import serving
 from specpilot.types import Deployment
 
-__all__ = ["Plan", "System", "default_systems", "record", "serving"]
+__all__ = ["Plan", "System", "default_systems", "record"]
 
 BIASES = (0.1, 0.25, 0.5, 1.0, 2.0)
 STRIDE = 7
 EVENT_FLOOR = 0.25
 """Variants score tokens from this margin on, whatever threshold the calibration finds."""
-START_S = 1200.0
 PROMPT_KEY = b"specpilot forcing record"
 TIMED_TEXTS = 12
 
@@ -66,13 +68,15 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to record: ``requests`` outputs of ``tokens`` a system, the fault after ``after``."""
+    """What to record: ``requests`` outputs of ``tokens`` a system, the fault after ``after``, and
+    ``questions`` short completions of stock, the lossless and the most faulty system."""
 
     deployment: Deployment
     requests: int
     tokens: int
     after: int
     systems: tuple[System, ...]
+    questions: int = 0
 
 
 def default_systems(lossless: Mapping[str, Any], running: int) -> tuple[System, ...]:
@@ -87,19 +91,6 @@ def default_systems(lossless: Mapping[str, Any], running: int) -> tuple[System, 
     )
 
 
-@contextlib.contextmanager
-def serving(
-    deployment: Deployment, role: Role, settings: Mapping[str, Any]
-) -> Iterator[EngineClient]:
-    """Start one server of ``deployment``, wait for it, and end it on leaving."""
-    with tempfile.TemporaryDirectory(prefix="specpilot-record-") as folder:
-        spec = launch_spec(deployment, settings, role, free_port(), run_dir=folder)
-        with ServerProcess(spec) as server:
-            server.wait_healthy(START_S)
-            with EngineClient(server.base_url, timeout_s=START_S) as client:
-                yield client
-
-
 def record(plan: Plan, folder: Path) -> None:
     """Write ``plan``'s systems, calibration and facts into ``folder``, with progress on screen.
 
@@ -111,6 +102,7 @@ def record(plan: Plan, folder: Path) -> None:
     workload = load_workload(deployment.workload, deployment.regime.prompt_tokens)
     prompts = workload.prompts("open", plan.requests, PROMPT_KEY)
     outputs = {s.name: _outputs(plan, s, prompts, folder) for s in plan.systems}
+    _answers(plan, folder)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(serving(deployment, "scorer", {}))
         vocab_size = int(read_config(Path(deployment.target))["vocab_size"])
@@ -142,6 +134,35 @@ def record(plan: Plan, folder: Path) -> None:
     _write(folder / RUN, facts)
 
 
+@contextlib.contextmanager
+def _running(deployment: Deployment, system: System, after: int) -> Iterator[EngineClient]:
+    """Start ``system``, its fault from output token ``after`` on."""
+    settings = {**system.settings, "max_running": system.running}
+    with tempfile.TemporaryDirectory(prefix="specpilot-fault-") as folder:
+        if system.bias:
+            settings["overlay"] = str(
+                write_overlay(
+                    Path(folder), deployment.engine, bias=system.bias, stride=STRIDE, after=after
+                )
+            )
+        with serving(deployment, system.role, settings) as client:
+            yield client
+
+
+def _answers(plan: Plan, folder: Path) -> None:
+    """Let stock, the lossless and the most faulty system answer the task's questions."""
+    if not plan.questions or (folder / TASK).is_file():
+        return
+    asked = task.questions(plan.deployment, plan.questions)
+    worst = max(plan.systems, key=lambda s: s.bias)
+    answers = {}
+    for system in plan.systems:
+        if system.name in ("stock", "lossless") or (system is worst and system.bias):
+            with _running(plan.deployment, system, task.AFTER) as client:
+                answers[system.name] = task.right_answers(client, asked, system.running)
+    _write(folder / TASK, answers)
+
+
 def _outputs(
     plan: Plan, system: System, prompts: Sequence[tuple[int, ...]], folder: Path
 ) -> list[Generation]:
@@ -155,25 +176,13 @@ def _outputs(
             Generation(p, tuple(o.tolist()), 0.0, 0.0, 0.0, "length")
             for p, o in zip(prompts, cuts, strict=True)
         ]
-    settings = {**system.settings, "max_running": system.running}
     params = SamplingParams(max_new_tokens=plan.tokens, ignore_eos=True)
-    with tempfile.TemporaryDirectory(prefix="specpilot-fault-") as overlay:
-        if system.bias:
-            settings["overlay"] = str(
-                write_overlay(
-                    Path(overlay),
-                    plan.deployment.engine,
-                    bias=system.bias,
-                    stride=STRIDE,
-                    after=plan.after,
-                )
-            )
-        started = time.perf_counter()
-        with (
-            serving(plan.deployment, system.role, settings) as client,
-            ThreadPoolExecutor(system.running) as pool,
-        ):
-            outputs = list(pool.map(lambda p: client.generate(p, params), prompts))
+    started = time.perf_counter()
+    with (
+        _running(plan.deployment, system, plan.after) as client,
+        ThreadPoolExecutor(system.running) as pool,
+    ):
+        outputs = list(pool.map(lambda p: client.generate(p, params), prompts))
     seconds = time.perf_counter() - started
     print(f"generated {system.name}: {len(outputs)} requests in {seconds:.0f} s", flush=True)
     return outputs
@@ -233,6 +242,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--after", type=int, default=128)
+    parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--running", type=int, default=32)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
     parser.add_argument("--device", choices=("cpu", "cuda"))
@@ -244,7 +254,9 @@ def main() -> None:
     if options.device:
         deployment = replace(deployment, launch={**deployment.launch, "device": options.device})
     systems = default_systems(options.lossless, options.running)
-    plan = Plan(deployment, options.requests, options.tokens, options.after, systems)
+    plan = Plan(
+        deployment, options.requests, options.tokens, options.after, systems, options.questions
+    )
     record(plan, options.folder)
 
 

@@ -1,14 +1,14 @@
 """Recorded runs: the scored outputs of systems, one ``.npz`` each, to judge again and again.
 
 A GPU generates and scores once; power curves and error rates are then drawn from the record on
-any machine. One folder holds ``calibration.json``, ``run.json`` (deployment, settings, versions)
-and ``<system>.npz``.
+any machine. One folder holds ``calibration.json``, ``run.json`` (deployment, settings, versions),
+``task.json`` (right answers) and ``<system>.npz``.
 """
 
 import json
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from specpilot.harness.token_forcing.calibration import Calibration
 
 __all__ = ["RecordedRun", "RecordedSystem", "load_run", "load_system", "save_system"]
 
-CALIBRATION, RUN = "calibration.json", "run.json"
+CALIBRATION, RUN, TASK = "calibration.json", "run.json", "task.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,11 +66,13 @@ class RecordedSystem:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A folder of recorded systems with the calibration that they are judged by."""
+    """A folder of recorded systems with the calibration that they are judged by, and which of the
+    task's ``answers`` were right."""
 
     calibration: Calibration
     facts: dict[str, Any]
     systems: dict[str, RecordedSystem]
+    answers: dict[str, list[bool]] = field(default_factory=dict)
 
 
 def save_system(folder: Path, system: RecordedSystem) -> None:
@@ -113,7 +115,8 @@ def load_run(folder: Path) -> RecordedRun:
     try:
         calibration = Calibration.from_dict(json.loads((folder / CALIBRATION).read_text()))
         facts = json.loads((folder / RUN).read_text())
+        answers = json.loads((folder / TASK).read_text()) if (folder / TASK).is_file() else {}
     except (ValueError, OSError) as error:
         raise InvalidInput(f"{folder} is no recorded run: {error}.") from error
     files: Sequence[Path] = sorted(folder.glob("*.npz"))
-    return RecordedRun(calibration, facts, {f.stem: load_system(f) for f in files})
+    return RecordedRun(calibration, facts, {f.stem: load_system(f) for f in files}, answers)

@@ -303,7 +303,7 @@ class LawVerdict:
     """The suite on one system's sampled text. ``rejected`` iff some ``adjusted_p`` < ``level``.
 
     ``smallest_bias`` is the logit bias on a seventh of the probability that the z-test finds in
-    nine of ten cases with this many tokens.
+    nine of ten cases with this many tokens, None if none below 8.
     """
 
     rejected: bool
@@ -311,7 +311,7 @@ class LawVerdict:
     tests: tuple[LawTest, ...]
     tokens: int
     left_out: int
-    smallest_bias: float
+    smallest_bias: float | None
 
 
 def law_suite(
@@ -336,13 +336,13 @@ def law_suite(
     )
 
 
-def _smallest_bias(tokens: int, level: float) -> float:
+def _smallest_bias(tokens: int, level: float) -> float | None:
     def shortfall(log_bias: float) -> float:
         return tokens_for_bias(float(np.exp(log_bias)), level=level) - tokens
 
     low, high = np.log(1e-4), np.log(8.0)
     if shortfall(high) > 0:
-        return float("inf")
+        return None
     return float(np.exp(optimize.brentq(shortfall, low, high, xtol=1e-3)))
 
 

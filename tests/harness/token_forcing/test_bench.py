@@ -19,6 +19,7 @@ from specpilot.harness.token_forcing.recorded import (
     load_system,
     save_system,
 )
+from specpilot.harness.token_forcing.task import accuracy_change
 
 CALIBRATION = Calibration(0.1, 0.5, 0.999, 4096, ())
 
@@ -108,6 +109,7 @@ def test_damaged_records_are_refused(tmp_path: Path) -> None:
         replace(whole, lengths=whole.lengths[:-1])
 
 
+@pytest.mark.slow
 def test_recording_runs_servers_and_goes_on_where_it_stopped(tmp_path: Path, capsys) -> None:
     deployment = registry.load("mock")
     deployment = replace(deployment, launch={**deployment.launch, "delay_ms": 0.0, "row_ms": 0.0})
@@ -117,18 +119,30 @@ def test_recording_runs_servers_and_goes_on_where_it_stopped(tmp_path: Path, cap
         System("lossless", "candidate", noise, 4),
         System("bias 2", "candidate", noise, 4, bias=2.0),
     )
-    plan = Plan(deployment, requests=40, tokens=60, after=20, systems=systems)
+    plan = Plan(deployment, requests=40, tokens=60, after=20, systems=systems, questions=5)
     record(plan, tmp_path)
     assert capsys.readouterr().out.count("generated") == 3
     found = {r["id"]: r["value"] for r in bench.run(tmp_path, draws=5)}
     assert found["forcing.lossless_accepted"] == found["forcing.fault_rejected"] == 1.0
     assert found["forcing.scoring_over_prefill"] > 0
+    assert -100 <= found["forcing.task_accuracy_change.bias_2"] <= 0
     faulty = load_system(tmp_path / "bias 2.npz")
     late = np.tile(np.arange(60) >= 20, 40)
     assert faulty.margins[~late].max() < 0.5 < faulty.margins[late].max()
     (tmp_path / "lossless.npz").unlink()
     record(plan, tmp_path)
     assert capsys.readouterr().out.count("generated") == 1
+
+
+def test_accuracy_changes_by_question_with_a_paired_interval() -> None:
+    answers = {"stock": [True] * 60 + [False] * 40, "worse": [True] * 56 + [False] * 44}
+    change = accuracy_change(answers, "worse")
+    assert (change.points, change.questions) == (pytest.approx(-4.0), 100)
+    assert change.low == pytest.approx(-4 - 1.98422 * 19.6946 / 10, abs=1e-3)
+    same = accuracy_change(answers, "stock")
+    assert (same.low, same.points, same.high) == (0.0, 0.0, 0.0)
+    with pytest.raises(InvalidInput, match="cannot be paired"):
+        accuracy_change({"stock": [True], "worse": []}, "worse")
 
 
 def test_the_default_record_holds_stock_faults_and_honest_numerics() -> None:
