@@ -155,11 +155,11 @@ def resolve(
     The result holds ``deployment.stock`` with the patches' changes (not ``deployment.launch``,
     which both arms share). An empty stack is stock. Raises ``InvalidInput`` (settings or
     parameters that do not exist or contradict each other), ``NotFound`` (mechanism),
-    ``Unsupported`` (a mechanism that does not apply, with its reasons; an overlay on an engine
-    that takes none) and ``Conflict`` (two patches want different values, both named).
+    ``Unsupported`` (a mechanism that does not apply, with its reasons) and ``Conflict`` (two
+    patches want different values, both named).
     """
     _check_ids(patches)
-    known = engine_settings.settings_model(deployment.engine).model_fields
+    known = engine_settings.known_settings(deployment.engine)
     changes: dict[str, tuple[Setting, str]] = {}
 
     def change(name: str, value: Setting, wanted_by: str) -> None:
@@ -177,7 +177,7 @@ def resolve(
                 change(name, value, f"mechanism {use.id!r} of patch {patch.id!r}")
         for name, value in patch.launch_args.items():
             if name in engine_settings.PROTECTED or name not in known:
-                free = ", ".join(sorted(set(known) - engine_settings.PROTECTED))
+                free = ", ".join(sorted(known - engine_settings.PROTECTED))
                 raise InvalidInput(
                     f"Patch {patch.id!r}: launch_args may not set {name!r}.",
                     hint=f"Settings of the {deployment.engine} engine: {free}.",
@@ -186,8 +186,6 @@ def resolve(
     settings = {**deployment.stock, **{name: value for name, (value, _) in changes.items()}}
     overlays = [str(p.folder / p.overlay) for p in patches if p.overlay is not None]
     if overlays:
-        if "overlay" not in known:
-            raise Unsupported(f"The {deployment.engine} engine takes no code overlay.")
         settings["overlay"] = os.pathsep.join(overlays)
     _check_together(deployment, settings)
     return settings

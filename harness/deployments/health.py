@@ -41,7 +41,7 @@ def _problems(deployment: Deployment) -> Iterator[str]:
     settings = {**deployment.launch, **deployment.stock}
     settings.pop("threads", None)
     if deployment.engine in engine_settings.MODELS:
-        known = engine_settings.settings_model(deployment.engine).model_fields
+        known = engine_settings.known_settings(deployment.engine)
         models = {"target": deployment.target, "drafter": deployment.drafter or ""}
         settings |= {name: value for name, value in models.items() if name in known}
         try:

@@ -81,13 +81,13 @@ def launch_spec(
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
         raise InvalidInput(f"threads must be a whole number above 0, not {threads!r}.")
     merged |= {"host": "127.0.0.1", "port": port, "nonce": secrets.token_hex(16)}
-    model = engine_settings.settings_model(deployment.engine).model_fields
+    known = engine_settings.known_settings(deployment.engine)
     models = {
         "target": deployment.target,
         "drafter": deployment.drafter or "",
         "dtype": deployment.dtype,
     }
-    merged |= {name: value for name, value in models.items() if name in model}
+    merged |= {name: value for name, value in models.items() if name in known}
     merged |= ROLES[deployment.engine].get(role, {})
     checked = engine_settings.check(deployment.engine, merged)
     flags = engine_settings.to_flags(checked)
@@ -99,7 +99,7 @@ def launch_spec(
         host=checked.host,
         port=checked.port,
         nonce=checked.nonce,
-        settings=checked.model_dump(exclude={"host", "port", "nonce"}),
+        settings=engine_settings.as_dict(checked, frozenset({"host", "port", "nonce"})),
     )
 
 

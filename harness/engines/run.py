@@ -15,7 +15,7 @@ from typing import NoReturn, TypeVar
 from specpilot.errors import Conflict, InvalidInput, SpecPilotError
 from specpilot.harness.engines.backend import Backend
 from specpilot.harness.engines.server import EXIT_PORT_IN_USE, listen, serve
-from specpilot.harness.engines.settings import EngineSettings, parse_args
+from specpilot.harness.engines.settings import EngineSettings, as_dict, parse_args
 
 __all__ = ["EXIT_CANNOT_BUILD", "apply_overlays", "main"]
 
@@ -43,7 +43,7 @@ def main(
         sys.exit(EXIT_CANNOT_BUILD)
     facts = {
         "engine": engine,
-        "settings": settings.model_dump(exclude={"nonce"}),
+        "settings": as_dict(settings, frozenset({"nonce"})),
         "nonce": settings.nonce,
     }
     sys.exit(serve(backend, sock, facts))

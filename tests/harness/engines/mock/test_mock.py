@@ -13,7 +13,7 @@ from specpilot.harness.engines.settings import MockSettings
 
 
 def backend(**settings: object) -> MockBackend:
-    return MockBackend(MockSettings.model_validate({"delay_ms": 0.0, **settings}))
+    return MockBackend(MockSettings(**{"delay_ms": 0.0, **settings}))  # type: ignore[arg-type]
 
 
 def run(engine: MockBackend, *requests: GenerateRequest) -> dict[str, list[int]]:
