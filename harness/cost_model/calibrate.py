@@ -11,7 +11,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specpilot.errors import InvalidInput, NotFound, Unsupported
-from specpilot.harness.cost_model.ceiling import AcceptanceProfile
 from specpilot.home import home
 from specpilot.types import Hardware
 
@@ -47,9 +46,6 @@ class Calibration:
     """Measured figures of one deployment on one machine. Times are medians in ms.
 
     ``pass_ms`` is the exact pass by rows, ``draft_ms`` the draft by block; both for one request.
-    ``pass_requests_ms`` is an AR pass (one row each) by the number of requests. ``acceptance`` is τ
-    by rows, replayed on this deployment's own lattices: ``"chain"``, and ``"tree.B"`` for trees on
-    a block of B rows.
     """
 
     deployment: str
@@ -57,8 +53,6 @@ class Calibration:
     dtype: str
     pass_ms: Mapping[int, float] = field(default_factory=dict)
     draft_ms: Mapping[int, float] = field(default_factory=dict)
-    pass_requests_ms: Mapping[int, float] = field(default_factory=dict)
-    acceptance: Mapping[str, AcceptanceProfile] = field(default_factory=dict)
     taken_at: str = ""
     machine: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -195,17 +189,14 @@ def calibrate(
     working_set_mb: float = 256.0,
     run_pass: Callable[[int], object] | None = None,
     run_draft: Callable[[int], object] | None = None,
-    run_requests: Callable[[int], object] | None = None,
     rows: Sequence[int] = ROWS,
     blocks: Sequence[int] = BLOCKS,
-    requests: Sequence[int] = (),
     seconds: float = 0.15,
 ) -> Calibration:
     """Measure the machine, and the engine through callables; a few seconds in all.
 
     ``run_pass(rows)`` runs one exact pass of one request over ``rows`` rows (anchor included) and
-    returns when it is done, without committing; ``run_draft(block)`` runs one draft;
-    ``run_requests(n)`` one pass of ``n`` requests with a row each. Missing ones leave their part
+    returns when it is done; ``run_draft(block)`` runs one draft. A missing one leaves its part
     out. ``seconds`` is the time for each point. Nothing is written: see ``save_calibration``.
     """
     from importlib.metadata import version
@@ -223,7 +214,6 @@ def calibrate(
         dtype=dtype,
         pass_ms=times(run_pass, rows),
         draft_ms=times(run_draft, blocks),
-        pass_requests_ms=times(run_requests, requests),
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=platform.platform(),
         versions={"torch": version("torch"), "python": platform.python_version()},
@@ -246,13 +236,6 @@ class _HardwareFile(BaseModel):
     calibrated: bool
 
 
-class _ProfileFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    rows: tuple[int, ...]
-    tokens_per_pass: tuple[float, ...]
-    source: str
-
-
 class _CalibrationFile(BaseModel):
     """The JSON on disk; keys of the time tables are row counts as strings."""
 
@@ -262,8 +245,6 @@ class _CalibrationFile(BaseModel):
     dtype: str
     pass_ms: dict[int, Positive]
     draft_ms: dict[int, Positive]
-    pass_requests_ms: dict[int, Positive]
-    acceptance: dict[str, _ProfileFile]
     taken_at: str
     machine: str
     versions: dict[str, str]
@@ -281,10 +262,8 @@ def save_calibration(calibration: Calibration) -> Path:
     path = calibration_path(calibration.deployment)
     path.parent.mkdir(parents=True, exist_ok=True)
     hardware = {name: getattr(calibration.hardware, name) for name in _HardwareFile.model_fields}
-    profiles = {name: asdict(found) for name, found in calibration.acceptance.items()}
     values = {name: getattr(calibration, name) for name in _CalibrationFile.model_fields}
-    values |= {"hardware": hardware, "acceptance": profiles}
-    model = _CalibrationFile.model_validate(values)
+    model = _CalibrationFile.model_validate({**values, "hardware": hardware})
     draft = path.with_suffix(".tmp")
     draft.write_text(model.model_dump_json(indent=2) + "\n", "utf-8")
     draft.replace(path)
@@ -314,9 +293,6 @@ def load_calibration(deployment: str | None = None) -> Calibration | None:
         ) from error
     values = {name: getattr(model, name) for name in _CalibrationFile.model_fields}
     values["hardware"] = Hardware(**model.hardware.model_dump())
-    values["acceptance"] = {
-        name: AcceptanceProfile(**found.model_dump()) for name, found in model.acceptance.items()
-    }
     return Calibration(**values)
 
 

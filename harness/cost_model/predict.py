@@ -204,16 +204,15 @@ def predict(
     deployment: Deployment,
     settings: Mapping[str, Any],
     *,
-    acceptance: Acceptance | None = None,
+    acceptance: Acceptance,
     weight_format: str | None = None,
     overhead_ms: float = 0.0,
     model: CostModel | None = None,
 ) -> Prediction:
     """Predict a deployment under engine settings (``speculation``, ``block``, ``rows``).
 
-    ``settings`` are merged onto the deployment's stock settings. ``acceptance`` None takes the τ
-    that the deployment's calibration replayed. ``weight_format`` is a what-if on the target's
-    matrices. ``overhead_ms`` is time for each step outside draft and pass, as measured
+    ``settings`` are merged onto the deployment's stock settings. ``weight_format`` is a what-if on
+    the target's matrices. ``overhead_ms`` is time for each step outside draft and pass, as measured
     on stock; AR keeps none of it. ``model`` saves reading configs again.
 
     Raises:
@@ -224,8 +223,6 @@ def predict(
     if overhead_ms < 0 or not math.isfinite(overhead_ms):
         raise InvalidInput(f"field 'overhead_ms' is {overhead_ms!r}; it must be 0 or more.")
     base = model or CostModel.of(deployment)
-    if acceptance is None:
-        acceptance = base.calibration.acceptance if base.calibration is not None else {}
     changed = base.with_weights(weight_format) if weight_format else base
     merged = {**deployment.stock, **settings}
     speculation, block, rows = read_settings(merged)

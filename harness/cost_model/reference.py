@@ -3,7 +3,6 @@
 Loads a deployment's models in this process, without a server. Imports torch when called.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,19 +17,16 @@ from specpilot.harness.cost_model.calibrate import (
     require_calibration,
     save_calibration,
 )
-from specpilot.harness.cost_model.ceiling import AcceptanceProfile
 from specpilot.harness.cost_model.floors import step_floor
 from specpilot.harness.cost_model.predict import CostModel, read_settings
 from specpilot.harness.cost_model.profiler import Hook, Profile, profile_steps
-from specpilot.harness.cost_model.replay import profile, replay
 from specpilot.harness.cost_model.shapes import ModelShape
-from specpilot.harness.cost_model.traces import TraceHeader, TraceWriter, read_trace
+from specpilot.harness.cost_model.traces import TraceHeader, TraceWriter
 from specpilot.types import Deployment
 
 __all__ = [
     "Bench",
     "calibrate_deployment",
-    "learn_acceptance",
     "profile_deployment",
     "record_lattices",
     "reference_hooks",
@@ -174,18 +170,14 @@ def _parents(rows: int) -> list[int]:
 def calibrate_deployment(
     deployment: Deployment,
     *,
-    prompts: Prompts = (),
-    output_tokens: int = 48,
     seconds: float = 0.15,
     rows: Sequence[int] = ROWS,
     blocks: Sequence[int] = BLOCKS,
 ) -> Calibration:
-    """Calibrate the machine, the deployment's passes and draft, and its τ; store the result.
+    """Calibrate the machine and the deployment's passes and draft, and store the result.
 
-    Takes ``seconds`` for each row count and block, and the time to load the models; with
-    ``prompts`` (open ones) also the time to decode ``output_tokens`` for each of them, token by
-    token with a draft at each, from which τ of chains and best-first trees is replayed. Blocks
-    longer than the drafter was trained for are left out.
+    Takes ``seconds`` for each row count and block, and the time to load the models. Blocks longer
+    than the drafter was trained for are left out.
     """
     bench = Bench.of(deployment)
     weights = ModelShape.from_config(deployment.target, dtype=deployment.dtype).weight_bytes()
@@ -203,39 +195,8 @@ def calibrate_deployment(
         blocks=blocks,
         seconds=seconds,
     )
-    if prompts and bench.drafter is not None:
-        learned = learn_acceptance(
-            deployment, prompts, output_tokens=output_tokens, rows=rows, blocks=blocks
-        )
-        calibration = replace(calibration, acceptance=learned)
     save_calibration(calibration)
     return calibration
-
-
-def learn_acceptance(
-    deployment: Deployment,
-    prompts: Prompts,
-    *,
-    output_tokens: int,
-    rows: Sequence[int] = ROWS,
-    blocks: Sequence[int] = BLOCKS,
-) -> dict[str, AcceptanceProfile]:
-    """Record lattices of ``prompts`` at every position and replay chains and best-first trees.
-
-    Returns τ by rows for ``"chain"`` and, for each block B, ``"tree.B"``.
-    """
-    from specpilot.mechanisms.trees.policies import best_first, chain
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "lattices.jsonl"
-        record_lattices(deployment, prompts, path, output_tokens=output_tokens, block=max(blocks))
-        trace = read_trace(path)
-    counts = [r for r in rows if r > 1]
-    trees = {f"tree.{b}": profile(trace, best_first, counts, name="best-first", block=b)
-             for b in blocks}  # fmt: skip
-    chains = {b: replay(trace, chain, b, block=b).tokens_per_pass for b in blocks}
-    source = f"replay of the chain on {deployment.id}"
-    return {"chain": AcceptanceProfile.of(chains, source), **trees}
 
 
 def _engine(deployment: Deployment, settings: Mapping[str, Any]) -> Any:

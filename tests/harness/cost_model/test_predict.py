@@ -155,6 +155,14 @@ def test_settings_that_no_engine_runs_are_refused(
         predict(deployment, settings, acceptance=TAU)
 
 
+def test_tau_on_a_shorter_block_is_taken_where_it_is_known(deployment: Deployment) -> None:
+    on_8 = AcceptanceProfile.of({16: 3.5}, "block 8")
+    for block, tokens in ((8, 3.5), (16, 3.9)):
+        settings = {"speculation": "tree", "block": block, "rows": 16}
+        found = predict(deployment, settings, acceptance={**TAU, "tree.8": on_8})
+        assert found.tokens_per_pass == tokens
+
+
 def test_tau_is_never_made_up(deployment: Deployment) -> None:
     with pytest.raises(InvalidInput, match="tokens_per_pass of a tree"):
         predict(deployment, {"speculation": "tree"}, acceptance={"chain": TAU["chain"]})
