@@ -113,7 +113,11 @@ class EngineClient:
         self._http = httpx.Client(
             base_url=self.base_url,
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            # SGLang closes idle connections after 5 s: give up ours first, so that a request never
+            # meets a connection that is just being closed.
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=64, keepalive_expiry=2.0
+            ),
             headers={"accept-encoding": "identity"},
             trust_env=False,  # a proxy variable must not come between controller and server
         )

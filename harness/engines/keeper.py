@@ -131,7 +131,7 @@ def keep(command: list[str], log: CappedLog, grace_s: float) -> int:
         if end and kill_at is None:
             with contextlib.suppress(KeyError):
                 waiting.unregister(0)
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(server.pid, signal.SIGTERM)
             kill_at = time.monotonic() + grace_s
         if kill_at is not None and time.monotonic() >= kill_at:

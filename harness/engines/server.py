@@ -129,8 +129,7 @@ class EngineApp:
             while True:
                 event = await ticket.events.get()
                 if isinstance(event, EngineFailure):
-                    yield b"data: " + encode({"error": {"message": str(event)}}) + b"\n\n"
-                    break
+                    raise event
                 if event.new_ids:
                     ids += ("," if ids else "") + ",".join(map(str, event.new_ids))
                     sent += len(event.new_ids)
@@ -141,9 +140,11 @@ class EngineApp:
                 )
                 if event.finished is not None:
                     break
-            yield b"data: [DONE]\n\n"
+        except EngineFailure as error:
+            yield b"data: " + encode({"error": {"message": str(error)}}) + b"\n\n"
         finally:
             self.engine.abort(job.rid)  # nothing happens if it has ended
+        yield b"data: [DONE]\n\n"
 
     async def _generate(self, batch: Batch, arrived: float) -> Any:
         try:

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -250,6 +251,21 @@ class NotANumber(MockBackend):
 def test_a_score_that_is_not_finite_is_an_error_of_the_server(live: Start) -> None:
     answer = post(live(NotANumber(MockSettings())).url, scoring([1, 2], logprob_start_len=0))
     assert answer.status_code == 500 and "not finite" in answer.text
+
+
+class NoRate(MockBackend):
+    def advance(self, r: Running) -> StepEvent:
+        event = super().advance(r)
+        return replace(event, meta={"rate": float("inf")} if event.finished else {})
+
+
+def test_a_counter_that_is_not_finite_is_an_error_of_the_server(live: Start) -> None:
+    server = live(NoRate(MockSettings(delay_ms=0.0)))
+    with (
+        EngineClient(server.url) as client,
+        pytest.raises(EngineFailure, match=r"reported an error.*not finite"),
+    ):
+        client.generate((1,), SamplingParams(4))
 
 
 class Silent(MockBackend):
