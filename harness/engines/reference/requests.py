@@ -47,7 +47,7 @@ class Running:
             "spec_verify_ct": self.passes,
             "spec_accept_length": (len(self.output) - 1) / self.passes if self.passes else 0.0,
             "verify_rows": self.rows,
-            "tree_rows": self.rows if tree else 0,
+            "spec_tree_passes": self.passes if tree else 0,
             "drafter_calls": self.drafts,
         }
 

@@ -58,7 +58,7 @@ def test_ar_and_a_tree_served_by_two_processes_give_the_same_tokens(
     tree = served(deployment, "candidate", tmp_path, speculation="tree", rows=8, top_k=2)
     assert [g.output_ids for g in ar] == [g.output_ids for g in tree]
     assert all(g.tokens_per_pass is None or g.tokens_per_pass <= 1.1 for g in ar)
-    assert all(g.meta["tree_rows"] > 0 for g in tree)
+    assert all(g.meta["spec_tree_passes"] > 0 for g in tree)
 
 
 def test_a_truncated_target_ends_with_its_reason(deployment: Deployment, tmp_path: Path) -> None:
