@@ -5,7 +5,7 @@ does not use are ignored, because SGLang sends more of them with every version.
 """
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,7 +17,8 @@ __all__ = ["Event", "HealthReply", "Scored", "complaint", "score_result", "serve
 ROUNDING = 1e-4
 """A log-prob may exceed 0 by this much: the rounding of an FP32 log-softmax."""
 
-LogprobRow = tuple[float | None, int, str | None]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+LogprobRow = tuple[float | None, TokenId, str | None]
 
 
 class Strict(BaseModel):
@@ -38,7 +39,7 @@ class EventMeta(Strict):
 class Event(Strict):
     """One event of a stream. ``output_ids``: all tokens so far, or only the new ones."""
 
-    output_ids: list[int]
+    output_ids: list[TokenId]
     meta_info: EventMeta
 
 
@@ -72,7 +73,7 @@ def server_error(raw: bytes) -> str:
     text = raw.decode("utf-8", "replace").strip()
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text[:400] or "no explanation"
     while isinstance(value, dict):
         value = value.get("error", value.get("message", value.get("detail", str(value))))

@@ -105,6 +105,19 @@ class Scripted:
 
 
 @pytest.fixture
+def scripted_many() -> Iterator[Callable[[Sequence[Sequence[bytes]]], EngineClient]]:
+    """Like ``scripted``, for one script a request."""
+    with contextlib.ExitStack() as stack:
+
+        def start(scripts: Sequence[Sequence[bytes]]) -> EngineClient:
+            server = Scripted(scripts)
+            stack.callback(server.close)
+            return stack.enter_context(EngineClient(server.url, timeout_s=5.0))
+
+        yield start
+
+
+@pytest.fixture
 def scripted() -> Iterator[Callable[..., EngineClient]]:
     """``scripted(*pieces)``: a client of a server that answers one request with these bytes."""
     with contextlib.ExitStack() as stack:

@@ -1,6 +1,7 @@
 """The client against servers that answer well, badly, or not at all."""
 
 import json
+import random
 import socket
 import threading
 import time
@@ -97,6 +98,10 @@ def test_times_follow_the_arrival_of_tokens_not_of_the_end() -> None:
         ([event(["5"])], "output_ids.0"),
         ([event([5.5])], "output_ids.0"),
         ([event([True])], "output_ids.0"),
+        ([event([-1])], "output_ids.0"),
+        ([event([1 << 70])], "output_ids.0"),
+        ([b'data: {"error":' + b"[" * 100_000 + b"\n\n"], "error"),
+        ([b'data: {"output_ids":' + b"[" * 100_000 + b"\n\n"], "unusable event"),
         ([event([5], "1")], "completion_tokens"),
         ([b'data: {"output_ids":[5]}\n\n'], "meta_info"),
         ([event([5], 4)], "counts 4 tokens"),
@@ -119,6 +124,32 @@ def test_times_follow_the_arrival_of_tokens_not_of_the_end() -> None:
 def test_a_bad_stream_says_what_was_wrong(scripted: Start, events: list[bytes], wrong: str) -> None:
     with pytest.raises(EngineFailure, match=wrong):
         scripted(*stream(*events)).generate((1,), THREE)
+
+
+def test_damaged_streams_never_raise_anything_else(scripted_many: Any) -> None:
+    rng = random.Random(5)
+    whole = b"".join(stream(event([5]), event([5, 6, 7], finish=LENGTH), DONE))
+    damaged = []
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(data))
+            kind = rng.randrange(3)
+            if kind == 0:
+                data[at] = rng.randrange(256)
+            elif kind == 1:
+                del data[at : at + rng.randrange(1, 20)]
+            else:
+                data[at:at] = rng.choice([b"\n", b'"', b"9", b"data: ", b"\xff", b"null", b"{"])
+        damaged.append((bytes(data),))
+    client = scripted_many(damaged)
+    outcomes = []
+    for _ in damaged:
+        try:
+            outcomes.append(client.generate((1,), THREE).output_ids)
+        except EngineFailure as failure:
+            outcomes.append(str(failure)[:0])
+    assert outcomes.count("") > 200
 
 
 def test_an_early_stop_is_a_failure_only_if_eos_was_to_be_ignored(scripted: Start) -> None:

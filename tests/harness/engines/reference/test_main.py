@@ -11,6 +11,7 @@ from specpilot.harness.deployments.health import check_health
 from specpilot.harness.engines.client import EngineClient, Generation, SamplingParams
 from specpilot.harness.engines.launch import Role, launch_spec
 from specpilot.harness.engines.process import ServerProcess, free_port
+from specpilot.mechanisms import registry
 from specpilot.types import Deployment, Regime
 
 PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13)]
@@ -58,7 +59,9 @@ def test_ar_and_a_tree_served_by_two_processes_give_the_same_tokens(
     tree = served(deployment, "candidate", tmp_path, speculation="tree", rows=8, top_k=2)
     assert [g.output_ids for g in ar] == [g.output_ids for g in tree]
     assert all(g.tokens_per_pass is None or g.tokens_per_pass <= 1.1 for g in ar)
-    assert all(g.meta["spec_tree_passes"] > 0 for g in tree)
+    counter = registry.get("best_first_tree").counter
+    assert all(g.meta[counter] > 0 for g in tree)
+    assert not any(g.meta[counter] for g in ar)
 
 
 def test_a_truncated_target_ends_with_its_reason(deployment: Deployment, tmp_path: Path) -> None:
