@@ -16,14 +16,15 @@ from specpilot.memory.text import INSTRUCTION_LIKE
 
 __all__ = ["CARD_VERSION", "Card", "card_of", "headline", "search_text"]
 
-CARD_VERSION: Final = 2
+CARD_VERSION: Final = 3
 _PRIOR_SIGMA: Final = 0.25
 _REPORT_SIGMA: Final = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """``gain`` is the headline figure as text; ``effect`` its shrunk log speedup (0: unknown)."""
+    """``gain`` is the headline figure as text; ``effect`` the shrunk log speedup (0: unknown) of a
+    system, or of one kernel where ``kernel`` says so."""
 
     id: str
     revision: int
@@ -37,6 +38,7 @@ class Card:
     preconditions: tuple[tuple[str, str, Any, str, bool], ...]
     gain: str
     effect: float
+    kernel: bool
     receipts: int
     sources: int
     links: tuple[tuple[str, str], ...]
@@ -57,6 +59,7 @@ class Card:
 def card_of(entry: Entry) -> Card:
     """Derive the card of an entry."""
     figure = headline(entry)
+    effect, kernel = _shrunk_effect(entry)
     regime = entry.applies_when.model_dump(mode="json", exclude_defaults=True)
     return Card(
         id=entry.id,
@@ -72,7 +75,8 @@ def card_of(entry: Entry) -> Card:
             (p.field, p.op, p.value, p.why, p.hard) for p in entry.preconditions
         ),
         gain=str(figure) if figure else "",
-        effect=_shrunk_effect(entry),
+        effect=effect,
+        kernel=kernel,
         receipts=sum(row.receipt is not None for row in entry.evidence),
         sources=len(entry.sources),
         links=tuple((link.relation, link.other) for link in entry.interactions),
@@ -92,28 +96,40 @@ def headline(entry: Entry) -> Figure | None:
     return next((row.figures[0] for row in entry.evidence if row.figures), None)
 
 
-def _shrunk_effect(entry: Entry) -> float:
-    """Return the mean log speedup of evidence and transfers, shrunk to 0.
+def _shrunk_effect(entry: Entry) -> tuple[float, bool]:
+    """Return the mean log speedup of evidence and transfers shrunk to 0, and whether of a kernel.
 
     Each observation weighs by its variance (an assumed one where no interval is given); the prior
     is no effect. Speedups over AR are left out: they do not isolate the mechanism. A gain measured
-    together with other entries counts in equal parts.
+    together with other entries counts in equal parts. Kernel figures count only where no system
+    was timed.
     """
-    observations: list[tuple[float, float]] = []
-    figures = [(f, 1 + len(row.together_with)) for row in entry.evidence for f in row.figures[:1]]
-    figures += [(transfer.gain, 1) for transfer in entry.transfers if transfer.gain is not None]
-    for figure, parts in figures:
-        if not figure.is_speedup or figure.metric == "speedup_over_ar":
-            continue
-        sigma = _REPORT_SIGMA
-        if figure.confidence and figure.low and figure.high:
-            sigma = max(0.01, math.log(figure.high / figure.low) / 4)
-        observations.append((math.log(figure.value) / parts, sigma))
+    rows = [(row.figures[0], 1 + len(row.together_with), row.scope) for row in entry.evidence
+            if row.figures and _isolates(row.figures[0])]  # fmt: skip
+    rows += [(t.gain, 1, "system") for t in entry.transfers if t.gain and _isolates(t.gain)]
+    kernel = bool(rows) and all(scope == "kernel" for _, _, scope in rows)
+    observations = [
+        (math.log(figure.value) / parts, _sigma(figure))
+        for figure, parts, scope in rows
+        if kernel or scope == "system"
+    ]
     observations += [
-        (0.0, _REPORT_SIGMA) for t in entry.transfers if t.outcome in ("no_gain", "fails")
+        (0.0, _REPORT_SIGMA)
+        for transfer in entry.transfers
+        if transfer.outcome in ("no_gain", "fails") and transfer.gain is None
     ]
     precision = 1 / _PRIOR_SIGMA**2 + sum(1 / sigma**2 for _, sigma in observations)
-    return sum(effect / sigma**2 for effect, sigma in observations) / precision
+    return sum(effect / sigma**2 for effect, sigma in observations) / precision, kernel
+
+
+def _isolates(figure: Figure) -> bool:
+    return figure.is_speedup and figure.metric != "speedup_over_ar"
+
+
+def _sigma(figure: Figure) -> float:
+    if figure.confidence and figure.low and figure.high and figure.low > 0:
+        return max(0.01, math.log(figure.high / figure.low) / 4)
+    return _REPORT_SIGMA
 
 
 def search_text(entry: Entry) -> tuple[str, str, str, str]:

@@ -19,7 +19,8 @@ _STOP: Final = frozenset(
         from get give had has have help how i if in into is it its just let like make me more most
         my need needs of on one or our out over should show so some tell than that the their them
         then there these they this to try up us use used using want was we were what when where
-        which who why will with would you your
+        which who why will with would you your not no never only much many best good better work
+        works worked working without run runs running way ways anything something
         """
     )
 )

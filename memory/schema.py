@@ -105,10 +105,12 @@ class Evidence(_Model):
 
     Rests on a receipt (ours, verifiable) or on a source (somebody's report). ``forcing`` is the
     audit's verdict on the very tokens that were timed. ``together_with`` names entries that were
-    part of the measured gain: the figures then belong to all of them.
+    part of the measured gain: the figures then belong to all of them. ``scope`` says what was
+    timed: the whole system, or one kernel of it.
     """
 
     figures: Annotated[tuple[Figure, ...], Field(max_length=8)] = ()
+    scope: Literal["system", "kernel"] = "system"
     baseline: Name
     workload: Name
     hardware: Name

@@ -7,6 +7,7 @@ away. Measured negative results that match this deployment pull an entry down an
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from specpilot.errors import InvalidInput, SpecPilotError
-from specpilot.memory.cards import headline
-from specpilot.memory.columns import Columns, grade_value
+from specpilot.memory.cards import Card, headline
+from specpilot.memory.columns import Columns, Floats, grade_value
 from specpilot.memory.facts import FACTS, read_facts
 from specpilot.memory.regime import EXACT, FIELDS, GENERAL, UNKNOWN
 from specpilot.memory.retrieval import (
@@ -40,6 +41,7 @@ Predictor = Callable[[str, Mapping[str, Any]], float | None]
 _MAX_PATCHES: Final = 12
 _NOT_OF_SPEED: Final = ("correctness", "measurement")
 _NEGATIVE_MATCH: Final = 0.75
+_KERNEL_SHARE: Final = 0.5
 
 _CHEAPEST: Final = {
     "tokens": "Exact replay of recorded lattices: ranks and rejects in seconds, never promotes.",
@@ -65,7 +67,10 @@ class PatchIdea:
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """One mechanism. ``predicted`` is a speedup over the current best; ``basis`` says whose."""
+    """One mechanism. ``predicted`` is a speedup over the current best; ``basis`` says whose.
+
+    ``variants`` name entries that refine the mechanism: other kernels, formats or rules for it.
+    """
 
     entry: str
     title: str
@@ -84,6 +89,7 @@ class PlanStep:
     untested: tuple[str, ...]
     cheapest_evidence: str
     patches: tuple[PatchIdea, ...]
+    variants: tuple[str, ...]
     blocked: bool
 
 
@@ -132,16 +138,17 @@ def plan_port(
         int(at) for at in np.argsort(-worth, kind="stable")
         if columns.cards[at].kind == "mechanism"
         and columns.cards[at].bottleneck not in _NOT_OF_SPEED
+        and "theory" not in columns.cards[at].tags
         and columns.cards[at].status not in ("refuted", "retracted", "superseded")
         and columns.cards[at].id not in stack
-    ][: 3 * limit]  # fmt: skip
+    ][: 8 * limit]  # fmt: skip
     ranked = []
     for at in candidates:
         step = _step(store, columns, at, float(match[at]), known, predict, stack)
         ranked.append((_priority(step, float(worth[at]), pull), step))
     ranked.sort(key=lambda pair: -pair[0])
-    steps = [step for _, step in ranked if not step.blocked][:limit]
-    steps = _requirements_first([_within(step, steps) for step in steps])
+    open_steps = _fold_variants(columns, [step for _, step in ranked if not step.blocked])
+    steps = _with_requirements(open_steps[:limit], open_steps)
     blocked = [step for _, step in ranked if step.blocked][:limit]
     ideas = [idea for step in steps for idea in step.patches]
     ideas.sort(key=lambda idea: -(idea.predicted or 0.0))
@@ -149,7 +156,7 @@ def plan_port(
         steps=tuple(steps),
         blocked=tuple(blocked),
         patches=tuple(ideas[:_MAX_PATCHES]),
-        negatives=_negatives(columns, match, known),
+        negatives=_negatives(columns, match, known, {step.entry for step in steps}),
         unknown_facts=_unknown_facts(columns, steps, known),
         facts=known,
     )
@@ -163,7 +170,7 @@ def _step(
     verdicts = [(p, p.holds(facts)) for p in entry.preconditions]
     negatives = _matching_negatives(columns, entry, facts)
     patches = _patches(entry, facts, predict)
-    predicted, basis = _expected(columns.cards[at].effect, match, entry, facts, patches)
+    predicted, basis = _expected(columns.cards[at], match, entry, facts, patches)
     worst = min((effect for _, effect in negatives), default=0.0)
     if worst < 0 and basis != "measured here" and math.log(predicted) > worst:
         predicted, basis = math.exp(worst), "a matching negative result"
@@ -190,12 +197,13 @@ def _step(
         untested=_untested(columns, entry, facts),
         cheapest_evidence=_cheapest(entry, unknown, facts),
         patches=patches,
+        variants=(),
         blocked=any(verdict is False and p.hard for p, verdict in verdicts),
     )  # fmt: skip
 
 
 def _expected(
-    effect: float, match: float, entry: Entry, facts: Mapping[str, Any],
+    card: Card, match: float, entry: Entry, facts: Mapping[str, Any],
     patches: tuple[PatchIdea, ...],
 ) -> tuple[float, str]:  # fmt: skip
     here = [t.gain for t in entry.transfers if t.deployment == facts.get("deployment") and t.gain]
@@ -204,7 +212,13 @@ def _expected(
     opinions = [idea.predicted for idea in patches if idea.predicted is not None]
     if opinions:
         return max(opinions), "the cost model"
-    return math.exp(effect * match), "reports elsewhere, shrunk and discounted by the regime"
+    gain = math.exp(card.effect * match)
+    basis = "reports elsewhere, shrunk and discounted by the regime"
+    if card.kernel:
+        share = float(facts.get(f"share_{card.bottleneck}", _KERNEL_SHARE))
+        gain = 1 / (1 - share + share / gain)
+        basis = f"a kernel's reports, shrunk, over {share:.0%} of the step"
+    return gain, basis
 
 
 def _patches(
@@ -335,24 +349,33 @@ def _evidence(entry: Entry) -> str:
     return f"{shown}{where}{source}; {receipts} receipts"
 
 
-def _within(step: PlanStep, steps: list[PlanStep]) -> PlanStep:
-    """Add nothing but order: requirements that this plan takes before are said so."""
-    names = {other.entry for other in steps}
-    requires = tuple(
-        text if text.split(":")[0].split(" ")[0] not in names else f"{text} [in this plan]"
-        for text in step.requires
-    )
-    return replace(step, requires=requires)
+def _fold_variants(columns: Columns, steps: list[PlanStep]) -> list[PlanStep]:
+    """Drop steps that only refine another open step, and name them there instead."""
+    names = {step.entry for step in steps}
+    variants: dict[str, list[str]] = {}
+    for step in steps:
+        if step.patches:
+            continue
+        for relation, other in columns.cards[columns.by_id[step.entry]].links:
+            if relation == "refines" and other in names:
+                variants.setdefault(other, []).append(f"{step.entry}: {step.title}")
+                names.discard(step.entry)
+                break
+    return [
+        replace(step, variants=tuple(variants.get(step.entry, ())[:6]))
+        for step in steps if step.entry in names
+    ]  # fmt: skip
 
 
-def _requirements_first(steps: list[PlanStep]) -> list[PlanStep]:
-    by_entry = {step.entry: step for step in steps}
+def _with_requirements(steps: list[PlanStep], available: list[PlanStep]) -> list[PlanStep]:
+    """Put what a step requires before it, also where it would not have made the list itself."""
+    by_entry = {step.entry: step for step in available}
     ordered: dict[str, PlanStep] = {}
 
     def take(step: PlanStep, above: frozenset[str]) -> None:
         for text in step.requires:
-            other = text.split(":")[0].split(" ")[0]
-            if other in by_entry and other not in ordered and other not in above:
+            other = re.split(r"[: ]", text)[0]
+            if other in by_entry and other not in above:
                 take(by_entry[other], above | {step.entry})
         ordered.setdefault(step.entry, step)
 
@@ -362,14 +385,19 @@ def _requirements_first(steps: list[PlanStep]) -> list[PlanStep]:
 
 
 def _negatives(
-    columns: Columns, match: np.ndarray[Any, Any], facts: Mapping[str, Any]
+    columns: Columns, match: Floats, facts: Mapping[str, Any], planned: set[str]
 ) -> tuple[Hit, ...]:
-    at = [
-        int(i) for i in np.argsort(-match, kind="stable")
-        if columns.cards[i].kind == "negative_result"
-        and columns.cards[i].bottleneck not in _NOT_OF_SPEED
-    ][:3]  # fmt: skip
-    return tuple(hit_of(columns, i, float(match[i]), facts) for i in at)
+    """Return the three negative results on speed nearest to this regime, those on steps first."""
+    scored = []
+    for at, card in enumerate(columns.cards):
+        if card.kind != "negative_result" or card.bottleneck in _NOT_OF_SPEED:
+            continue
+        grades = [grade_value(name, value, facts) for name, value in card.regime.items()]
+        if grades.count(EXACT) > len(grades) / 2:
+            linked = any(other in planned for _, other in card.links)
+            scored.append((float(match[at]) + (0.3 if linked else 0.0), at))
+    scored.sort(key=lambda pair: -pair[0])
+    return tuple(hit_of(columns, at, float(match[at]), facts) for _, at in scored[:3])
 
 
 def _unknown_facts(

@@ -1,6 +1,7 @@
 """Shared builders: an entry, a receipt that the test's ledger knows, an empty store."""
 
 import copy
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,19 @@ def store(tmp_path: Path) -> Iterator[MemoryStore]:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def seeded_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory with all shipped entries, made once: copy it, do not write to it."""
+    path = tmp_path_factory.mktemp("memory") / "seeded.sqlite"
+    with MemoryStore(path) as store:
+        load_seeds(store)
+        with store.database.read() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return path
+
+
 @pytest.fixture
-def seeded(store: MemoryStore) -> MemoryStore:
-    load_seeds(store)
-    return store
+def seeded(seeded_file: Path, tmp_path: Path) -> Iterator[MemoryStore]:
+    path = Path(shutil.copy(seeded_file, tmp_path / "seeded.sqlite"))
+    with MemoryStore(path, verifier=in_ledger) as opened:
+        yield opened

@@ -1,11 +1,11 @@
 import datetime as dt
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from specpilot.errors import CheckFailed, InvalidInput
 from specpilot.memory.distill import Outcome, distill
-from specpilot.memory.seeding import load_seeds
 from specpilot.memory.store import MemoryStore
 from specpilot.memory.transfer import plan_port
 from specpilot.types import ReceiptRef
@@ -26,12 +26,12 @@ def outcome(**changes):
 
 
 @pytest.fixture
-def ledgered(tmp_path):
+def ledgered(seeded_file, tmp_path):
     """A seeded store whose ledger knows the receipts c… and d…."""
     known = {"c" * 64, "d" * 64}
-    with MemoryStore(tmp_path / "m.sqlite", verifier=lambda row: row.receipt.hash in known) as s:
-        load_seeds(s)
-        yield s
+    path = shutil.copy(seeded_file, tmp_path / "m.sqlite")
+    with MemoryStore(path, verifier=lambda row: row.receipt.hash in known) as store:
+        yield store
 
 
 def test_a_promoted_gain_validates_the_mechanism_and_is_planned_as_measured_here(ledgered):

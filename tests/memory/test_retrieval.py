@@ -90,7 +90,7 @@ def test_the_regime_changes_what_comes_first(seeded):
     question = "two-level verification"
     single = seeded.search(question, facts=SINGLE_PRO)
     batched = seeded.search(question, facts=BATCHED_H100 | {"weight_dtype": "bf16"})
-    assert "two-level-verification" in ids(single)[:2]
+    assert "two-level-verification" in ids(single)[:5]
     assert ids(batched)[0] == "tlv-when-batching"
     assert "tlv-when-batching" in ids(single) + [hit.id for hit in single.negatives]
 

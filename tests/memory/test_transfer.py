@@ -100,10 +100,12 @@ def test_the_gap_moves_its_term_up(seeded):
     tokens = plan_port(seeded, PRO, SINGLE, gap={"tokens": 3.0, "kernel": 1.0, "overhead": 1.0})
     kernel = plan_port(seeded, PRO, SINGLE, gap={"tokens": 1.0, "kernel": 3.0, "overhead": 1.0})
 
-    def place(plan):
-        return names(plan.steps).index("split-kv-verify-attention")
+    def place(plan, entry):
+        return names(plan.steps).index(entry)
 
-    assert place(kernel) < place(tokens)
+    assert place(tokens, "best-first-tree") < place(tokens, "w12-weight-format")
+    assert place(kernel, "split-kv-verify-attention") <= place(tokens, "split-kv-verify-attention")
+    assert place(kernel, "best-first-tree") >= place(tokens, "best-first-tree")
 
 
 def test_an_empty_memory_plans_nothing(store):
