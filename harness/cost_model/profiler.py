@@ -125,7 +125,10 @@ class ProfileRow:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The mean step over ``steps`` steps. ``plain_step_ms``: median step without any wrapper."""
+    """A typical step out of ``steps``: the mean of their middle half.
+
+    ``plain_step_ms`` is the median of as many steps without any wrapper.
+    """
 
     title: str
     steps: int
@@ -149,7 +152,7 @@ class Profile:
         """Return a rich table: component, part, measured, floor, ratio, share."""
         from rich.table import Table
 
-        table = Table(title=f"{self.title}: {self.step_ms:.2f} ms a step, mean of {self.steps}")
+        table = Table(title=f"{self.title}: {self.step_ms:.2f} ms a step of {self.steps}")
         for name in ("component", "part"):
             table.add_column(name)
         for name in ("ms", "floor ms", "× floor", "share"):
@@ -222,10 +225,27 @@ def profile_steps(
     for _ in range(warm):
         timed_step()
     plain = statistics.median(timed_step() for _ in range(steps))
+    taken: list[tuple[float, dict[tuple[str, str], float]]] = []
     with installed(hooks, timer):
-        step = sum(timed_step() for _ in range(steps)) / steps
-    rows = _join({k: ms / steps for k, ms in timer.spent.items()}, floors, step)
-    return Profile(title, steps, step, plain, rows)
+        for _ in range(steps):
+            timer.spent = {}
+            taken.append((timed_step(), timer.spent))
+    step, spent = _typical(taken)
+    return Profile(title, steps, step, plain, _join(spent, floors, step))
+
+
+def _typical(
+    taken: Sequence[tuple[float, dict[tuple[str, str], float]]],
+) -> tuple[float, dict[tuple[str, str], float]]:
+    """Mean of the middle half of the steps by their time: parts still add up to the step."""
+    ordered = sorted(taken, key=lambda one: one[0])
+    cut = len(ordered) // 4
+    kept = ordered[cut : len(ordered) - cut]
+    spent: dict[tuple[str, str], float] = {}
+    for _, parts in kept:
+        for key, ms in parts.items():
+            spent[key] = spent.get(key, 0.0) + ms / len(kept)
+    return sum(whole for whole, _ in kept) / len(kept), spent
 
 
 def _part(floor: ComponentFloor) -> tuple[str, str]:
