@@ -17,7 +17,7 @@ from scipy import stats
 from specpilot.errors import InvalidInput
 from specpilot.harness.token_forcing.policy import Policy
 from specpilot.harness.token_forcing.recorded import RecordedRun, RecordedSystem, load_run
-from specpilot.harness.token_forcing.rules import Units, event_rule, rate_rule
+from specpilot.harness.token_forcing.rules import Units, rate_rule, unexplained_p
 from specpilot.harness.token_forcing.task import accuracy_change
 from specpilot.home import home
 
@@ -97,16 +97,15 @@ def acceptance(
         )
         audited, left = _audit(rng, system, at, policy.audit_limit)
         stock_audited, stock_left = _audit(rng, stock, at, policy.audit_limit)
-        events = event_rule(
+        p = unexplained_p(
             found,
             audited=audited,
             unexplained=left,
             stock_audited=stock_audited,
             stock_unexplained=stock_left,
-            level=policy.event_level,
         )
         rate = rate_rule(found, **policy.rate())
-        accepted[d] = rate.status == "pass" and events.status == "pass"
+        accepted[d] = rate.status == "pass" and p >= policy.event_level
     return accepted
 
 

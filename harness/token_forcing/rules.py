@@ -26,6 +26,7 @@ __all__ = [
     "event_rule",
     "excess_p",
     "rate_rule",
+    "unexplained_p",
     "units",
 ]
 
@@ -200,6 +201,27 @@ class EventVerdict:
     level: float
 
 
+def unexplained_p(
+    found: Units, *, audited: int, unexplained: int, stock_audited: int, stock_unexplained: int
+) -> float:
+    """Return the one-sided p that unexplained events are denser than stock's own.
+
+    Audited are samples of each arm's events (all of them up to 200). Exposure is tokens times the
+    share of the arm's events that were audited, so that a capped sample counts for what it is.
+    """
+
+    def exposure(tokens: Counts, events: Counts, seen: int) -> float:
+        total = int(events.sum())
+        return float(tokens.sum()) * (seen / total if total else 1.0)
+
+    return excess_p(
+        unexplained,
+        exposure(found.tokens, found.events, audited),
+        stock_unexplained,
+        exposure(found.stock_tokens, found.stock_events, stock_audited),
+    )
+
+
 def event_rule(
     found: Units,
     *,
@@ -211,22 +233,21 @@ def event_rule(
 ) -> EventVerdict:
     """Reject iff the system's unexplained events exceed stock's own at ``level``.
 
-    Audited are samples of each arm's events (all of them up to 200). Exposure is tokens times the
-    share of the arm's events that were audited, so that a capped sample counts for what it is.
-    Token counts are used for the unexplained, although events may come in runs: an honest system
-    has next to none, and one request full of them is a fault, not noise. The raw counts are
-    reported with tests that stand runs, and reject nothing alone: an excess that stock's own
-    variants explain is honest numerics.
+    Token counts are used for the unexplained (``unexplained_p``), although events may come in
+    runs: an honest system has next to none, and one request full of them is a fault, not noise.
+    The raw counts are reported with tests that stand runs, and reject nothing alone: an excess
+    that stock's own variants explain is honest numerics.
     """
     events, stock_events = int(found.events.sum()), int(found.stock_events.sum())
     tokens, stock_tokens = int(found.tokens.sum()), int(found.stock_tokens.sum())
     only = int(((found.events > 0) & (found.stock_events == 0)).sum())
     stock_only = int(((found.events == 0) & (found.stock_events > 0)).sum())
-    p_unexplained = excess_p(
-        unexplained,
-        tokens * (audited / events if events else 1.0),
-        stock_unexplained,
-        stock_tokens * (stock_audited / stock_events if stock_events else 1.0),
+    p_unexplained = unexplained_p(
+        found,
+        audited=audited,
+        unexplained=unexplained,
+        stock_audited=stock_audited,
+        stock_unexplained=stock_unexplained,
     )
     scaled = found.stock_events * (tokens / stock_tokens)
     return EventVerdict(

@@ -76,6 +76,21 @@ def test_the_bound_covers_the_limit_in_short_simulations(world) -> None:
     assert found["lossless_accepted"] >= 0.9
 
 
+@pytest.mark.parametrize(("requests", "missed"), [(48, 0.30), (240, 0.002)])
+def test_an_excess_packed_beyond_the_assumption_is_missed_as_often_as_stated(
+    requests: int, missed: float
+) -> None:
+    """0.5 points in requests that mismatch in 20 % of their tokens: documented at zero_bound."""
+    rng = np.random.default_rng(6)
+    n, none = np.full(requests, 512), np.zeros(requests, int)
+    accepted = 0
+    for _ in range(1000):
+        hit = rng.random(requests) < LIMIT / 0.2
+        bound = mover_upper(rng.binomial(n, 0.2 * hit), n, none, n)
+        accepted += bound.upper <= LIMIT
+    assert accepted / 1000 == pytest.approx(missed, abs=0.045)
+
+
 def test_simulated_rates_are_the_ones_asked_for() -> None:
     rng = np.random.default_rng(0)
     for world in WORLDS:
