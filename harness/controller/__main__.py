@@ -5,6 +5,7 @@ directory.
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--idle-exit-s", type=float, default=None, help="end after this long without a request"
     )
     options = parser.parse_args(argv)
-    state = (options.home or home()).absolute()
+    if options.home is not None:
+        os.environ["SPECPILOT_HOME"] = str(options.home.absolute())
+    state = home()
     try:
         service = Service(state)
     except Conflict as error:

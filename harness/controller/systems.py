@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from specpilot.types import Deployment
 
 __all__ = ["Running", "Starter", "SystemSpec"]
 
+SETTLE_S = 1.0
+"""How long after a lost connection its process may take to have ended."""
 START_S = {"mock": 30.0, "reference": 120.0, "sglang": 1200.0}
 
 
@@ -133,12 +136,14 @@ class Starter:
 
 def _with_log(failure: ArmFailure, systems: Sequence[Running]) -> ArmFailure:
     """Return the failure with the end of the log, if it came from the process having ended."""
-    for system in systems:
-        if system.spec.name == failure.arm:
-            try:
-                system.process.check_alive()
-            except EngineFailure as ended:
-                return ArmFailure(failure.arm, f"{ended}\n({failure})")
+    failed = next(system for system in systems if system.spec.name == failure.arm)
+    deadline = time.monotonic() + SETTLE_S
+    while failed.process.alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+    try:
+        failed.process.check_alive()
+    except EngineFailure as ended:
+        return ArmFailure(failure.arm, f"{ended}\n({failure})")
     return failure
 
 

@@ -53,7 +53,10 @@ def test_canonical_has_one_spelling() -> None:
     assert canonical({"b": 1, "a": [1.5, None]}) == b'{"a":[1.5,null],"b":1}'
 
 
-def test_every_single_byte_edit_is_found(ledger: Ledger) -> None:
+def test_every_single_byte_edit_is_found(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l.jsonl", KEY)
+    for number in range(3):
+        ledger.append("note", {"number": number, "ratio": 0.1})
     anchor = ledger.anchor()
     good = ledger.path.read_bytes()
     rng = random.Random(7)
