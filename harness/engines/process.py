@@ -7,9 +7,11 @@ that the server that answers is the one started here, and errors that quote the 
 
 import contextlib
 import json
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +37,9 @@ class ServerProcess:
     """One server under test, started by ``start`` and ended by ``stop`` or by leaving ``with``.
 
     ``wrap`` turns the command line into the one that is run (a sandbox around the server).
-    The log lies in ``run_dir/name.log``, at most ``log_cap`` bytes with its predecessor.
+    The log, at most ``log_cap`` bytes of it, lies in a folder of its own that the server cannot
+    write: in the server's folder it could be replaced by a link to a file of ours. It is gone
+    after ``stop``, but for its tail.
     """
 
     def __init__(
@@ -47,11 +51,13 @@ class ServerProcess:
         log_cap: int = LOG_CAP_BYTES,
     ) -> None:
         self.spec = spec
-        self.log_path = Path(spec.cwd) / f"{name}.log"
+        self.name = name
         self.pid: int | None = None
         self.exit_status: int | None = None
         self._wrap = wrap
         self._log_cap = log_cap
+        self._log: Path | None = None
+        self._tail = ""
         self._keeper: subprocess.Popen[bytes] | None = None
         self._started = threading.Event()
         self._reader: threading.Thread | None = None
@@ -81,7 +87,8 @@ class ServerProcess:
                 hint="Choose another port or end that process.",
             )
         Path(self.spec.cwd).mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-I", "-S", keeper.__file__, "--log", str(self.log_path)]
+        self._log = Path(tempfile.mkdtemp(prefix="specpilot-log-")) / "log"
+        command = [sys.executable, "-I", "-S", keeper.__file__, "--log", str(self._log)]
         command += ["--log-cap", str(self._log_cap), "--grace-s", str(GRACE_S), "--"]
         self._keeper = subprocess.Popen(
             [*command, *self._wrap(self.spec.argv)],
@@ -123,7 +130,7 @@ class ServerProcess:
                     break
                 if time.monotonic() > deadline:
                     raise EngineFailure(
-                        f"The server on port {self.spec.port} was not healthy within "
+                        f"The {self.name} on port {self.spec.port} was not healthy within "
                         f"{deadline_s:g} s.{self._quote()}"
                     )
                 time.sleep(pause)
@@ -136,13 +143,16 @@ class ServerProcess:
             self._join_reader()
             status = "unknown" if self.exit_status is None else self.exit_status
             raise EngineFailure(
-                f"The server on port {self.spec.port} ended with status {status}.{self._quote()}"
+                f"The {self.name} on port {self.spec.port} ended with status {status}."
+                + self._quote()
             )
 
     def tail(self) -> str:
         """The last 2000 bytes of the server's output."""
+        if self._log is None:
+            return self._tail
         text = b""
-        for path in (self.log_path.with_name(self.log_path.name + ".1"), self.log_path):
+        for path in (self._log.with_name("log.1"), self._log):
             with contextlib.suppress(OSError), path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - TAIL_BYTES))
                 text += file.read(TAIL_BYTES)
@@ -163,6 +173,10 @@ class ServerProcess:
             process.wait()
         self._join_reader()
         process.stdout.close()
+        if self._log is not None:
+            self._tail = self.tail()
+            shutil.rmtree(self._log.parent, ignore_errors=True)
+            self._log = None
         kill_marked(MARK, self.spec.nonce)
 
     def _join_reader(self) -> None:
@@ -188,7 +202,7 @@ class ServerProcess:
 
     def _quote(self) -> str:
         tail = self.tail()
-        return f" Last output ({self.log_path}):\n{tail}" if tail else " It wrote no output."
+        return f" Last output:\n{tail}" if tail else " It wrote no output."
 
 
 def free_port() -> int:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -30,6 +31,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args): pass
 def serve(): http.server.HTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
 """
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "logs"))
 
 
 def script(tmp_path: Path, code: str, nonce: str = "n") -> LaunchSpec:
@@ -182,7 +189,18 @@ def test_a_flood_of_output_stays_within_the_cap(tmp_path: Path) -> None:
     with ServerProcess(script(tmp_path, code), log_cap=1 << 20) as server:
         server.wait_healthy(30)
         wait_for(lambda: server.tail().endswith("the end"))
-    assert sum(file.stat().st_size for file in tmp_path.glob("server.log*")) <= 1 << 20
+        (folder,) = (tmp_path / "logs").glob("specpilot-log-*")
+        assert sum(file.stat().st_size for file in folder.iterdir()) <= 1 << 20
+    assert not folder.exists() and server.tail().endswith("the end")
+
+
+def test_a_server_cannot_reach_its_log(tmp_path: Path) -> None:
+    with ServerProcess(script(tmp_path, "print('hello', flush=True); serve()")) as server:
+        server.wait_healthy(20)
+        assert server.tail() == "hello"
+        assert list(tmp_path.iterdir()) == [tmp_path / "logs"]
+        (folder,) = (tmp_path / "logs").glob("specpilot-log-*")
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 STUBBORN = """
