@@ -22,7 +22,7 @@ DRAFTER = {
     "num_hidden_layers": 1,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
-    "block_size": 8,
+    "block_size": 16,
     "dflash_config": {"target_layer_ids": [1, 3], "mask_token_id": 96},
 }
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import types
 
 import numpy as np
 import pytest
@@ -224,3 +225,19 @@ def test_replay_is_compared_with_live_runs_of_the_same_policies(tiny, prompts) -
     rows = compare_with_live(tiny, prompts, output_tokens=30, policies=policies)
     assert [settings for settings, _, _ in rows[:3]] == list(policies)
     assert all(abs(bias(replayed, live)) < 0.1 for _, replayed, live in rows)
+
+
+def test_the_bench_reports_ranks_and_bias_of_twelve_policies(tiny, prompts, monkeypatch) -> None:
+    from specpilot.harness.cost_model import bench
+    from specpilot.harness.deployments import registry, workload
+
+    offered = types.SimpleNamespace(prompts=lambda split, n, key: prompts[:n])
+    monkeypatch.setattr(registry, "load", lambda name: tiny)
+    monkeypatch.setattr(workload, "load_workload", lambda name, length: offered)
+    results = bench._pico(requests=3, output_tokens=20)
+    ids = [r["id"] for r in results]
+    assert ids[:2] == ["replay.pico.spearman", "replay.pico.oracle_tokens_per_pass"]
+    live = {r["id"]: r["value"] for r in results if r["id"].endswith("rows64.tokens_per_pass")}
+    assert len(ids) == 12 + 3
+    assert 1.0 <= live["replay.pico.tree.block16.rows64.tokens_per_pass"] <= results[1]["value"]
+    assert results[-1]["id"] == "replay.pico.worst_bias" and results[-1]["value"] < 0.1
