@@ -56,14 +56,12 @@ def path_kernel(
     if count > 0:
         at = (tl.load(slot + r).to(tl.int64) * HV + h) * (DK * DV)
         s = tl.load(state + at + dims[:, None] * DV + cols[None, :])
-        t = 0
-        while t < count:
+        for t in range(count):
             row = r * N + tl.load(nodes + rp * L + t)
             s = _step(s, k, v, g, beta, row, h, kh, cols, HK, HV, DK, DV)
             if t >= begin:
                 o = _read(s, q, row, kh, HK, DK)
                 tl.store(out + (row * HV + h) * DV + cols, o.to(out.dtype.element_ty))
-            t += 1
 
 
 @triton.jit
@@ -78,8 +76,7 @@ def snapshot_kernel(
     cols = (tl.program_id(0) % (DV // BV)) * BV + tl.arange(0, BV)
     tile = tl.arange(0, DK)[:, None] * DV + cols[None, :]
     initial = state + (tl.load(slot + r).to(tl.int64) * HV + h) * (DK * DV)
-    n = 0
-    while n < N:
+    for n in range(N):
         row = r * N + n
         above = tl.load(parent + row)
         kept = snapshots + ((r * N + above) * HV + h) * (DK * DV)
@@ -91,7 +88,6 @@ def snapshot_kernel(
         tl.store(out + (row * HV + h) * DV + cols, o.to(out.dtype.element_ty))
         tl.store(snapshots + (row * HV + h) * (DK * DV) + tile, s)
         tl.debug_barrier()  # a later row may load this snapshot
-        n += 1
 
 
 @triton.jit
@@ -110,9 +106,7 @@ def commit_kernel(
     count = tl.load(length + r)
     if count > 0:
         s = tl.load(tile)
-        t = 0
-        while t < count:
+        for t in range(count):
             row = r * N + tl.load(path + r * L + t)
             s = _step(s, k, v, g, beta, row, h, kh, cols, HK, HV, DK, DV)
-            t += 1
         tl.store(tile, s)
