@@ -3,9 +3,10 @@
 Parses, calls one function of a part, prints. Heavy imports happen inside the commands.
 """
 
+import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +25,10 @@ app = typer.Typer(
 )
 memory_app = typer.Typer(no_args_is_help=True, help="The memory of mechanisms and findings.")
 ledger_app = typer.Typer(no_args_is_help=True, help="The controller's ledger.")
+w12_app = typer.Typer(no_args_is_help=True, help="Lossless 12-bit weights.")
 app.add_typer(memory_app, name="memory")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(w12_app, name="w12")
 
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="write the result here; - prints it")
@@ -219,6 +222,106 @@ def memory_import(
     typer.echo(f"{done.files} files, {done.revisions} revisions added")
     for entry in done.unverified:
         typer.echo(f"left out, its receipt does not verify: {entry}")
+
+
+Source = Annotated[Path, typer.Argument(metavar="SRC", help="a Hugging Face folder")]
+Target = Annotated[Path, typer.Argument(metavar="DST", help="a new or unfinished folder")]
+
+
+@w12_app.command("encode")
+def w12_encode(
+    source: Source,
+    target: Target,
+    head: Annotated[
+        bool, typer.Option(help="the LM head too, if it is a matrix of its own")
+    ] = False,
+    convert_exact: Annotated[
+        bool, typer.Option(help="take FP32 matrices whose values are all BF16 values")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Write a model folder with its BF16 matrices in W12, verified as it goes; resumes."""
+    from specpilot.mechanisms.w12.folder import encode_folder
+
+    with _progress() as progress:
+        found = encode_folder(
+            source, target, head=head, convert_exact=convert_exact, progress=progress
+        )
+    _statistics(found, json_file)
+
+
+@w12_app.command("decode")
+def w12_decode(source: Source, target: Target) -> None:
+    """Write a W12 folder back as BF16, every matrix checked."""
+    from specpilot.mechanisms.w12.folder import decode_folder
+
+    with _progress() as progress:
+        count = decode_folder(source, target, progress=progress)
+    typer.echo(f"{count} matrices decoded to {target}")
+
+
+@w12_app.command("verify")
+def w12_verify(source: Source, json_file: JsonFile = None) -> None:
+    """Decode every matrix of a W12 folder and compare it with its checksum."""
+    from specpilot.mechanisms.w12.folder import verify_folder
+
+    with _progress() as progress:
+        count = verify_folder(source, progress=progress)
+    _write(json_file, {"path": str(source), "ok": True, "matrices": count})
+    if json_file != "-":
+        typer.echo(f"{count} matrices decode to the weights that were encoded")
+
+
+@w12_app.command("info")
+def w12_info(
+    source: Source,
+    picture: Annotated[
+        Path | None, typer.Option(help="draw bits per weight beside the entropy bound")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Show bits per weight, escapes and the entropy bound of every matrix."""
+    from specpilot.mechanisms.w12.folder import info_folder
+    from specpilot.mechanisms.w12.statistics import draw
+
+    found = info_folder(source)
+    if picture is not None:
+        draw(found, picture)
+    _statistics(found, json_file)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, planned, what: bar.update(
+            task, completed=done, total=planned, description=what
+        )
+
+
+def _statistics(found: Sequence[Any], json_file: str | None) -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from specpilot.mechanisms.w12.statistics import total
+
+    summary = total(list(found))
+    _write(json_file, {"tensors": [asdict(t) for t in found], "total": asdict(summary)})
+    if json_file == "-":
+        return
+    table = Table()
+    for name in ("matrix", "shape", "bits/weight", "escapes", "BF16 rows", "entropy bound"):
+        table.add_column(name, justify="left" if name == "matrix" else "right")
+    for each in (*found, summary):
+        shape = f"{each.rows} x {each.columns}" if each.columns else ""
+        table.add_row(each.name, shape, f"{each.bits_per_weight:.3f}", str(each.escapes),
+                      str(each.raw_rows), f"{each.entropy_bits:.3f}")  # fmt: skip
+    Console().print(table)
 
 
 def _object(text: str) -> dict[str, Any]:
