@@ -42,17 +42,23 @@ def test_the_enumeration_adds_up_known_chances() -> None:
     assert law == pytest.approx({(1, 0): 1 / 16, (1, 2): 3 / 16, (0, 0): 3 / 16, (0, 2): 9 / 16})
 
 
-def test_monte_carlo_accepts_right_rules_and_rejects_wrong_ones() -> None:
-    right, wrong, detectable = equivalence.monte_carlo_level(draws=3000)
+@pytest.fixture(scope="module")
+def monte_carlo():
+    return equivalence.monte_carlo_level(draws=3000)
+
+
+def test_monte_carlo_accepts_right_rules_and_rejects_wrong_ones(monte_carlo) -> None:
+    right, wrong, detectable = monte_carlo
     assert min(t.adjusted_p for t in right) > 0.01
     assert max(t.p for t in wrong) < 0.01
     assert 0.05 < detectable < 0.2
 
 
-def test_all_levels_pass_on_the_mock() -> None:
+def test_all_levels_pass_on_the_mock(monte_carlo, monkeypatch) -> None:
+    monkeypatch.setattr(equivalence, "monte_carlo_level", lambda draws: monte_carlo)
     deployment = registry.load("mock")
     deployment = replace(deployment, launch={**deployment.launch, "delay_ms": 0.0, "row_ms": 0.0})
-    found = equivalence.run(deployment, requests=24, tokens=48, draws=3000)
+    found = equivalence.run(deployment, requests=24, tokens=48)
     assert found.passed
     assert found.sequences is not None
     assert found.sequences.greedy_identical == found.sequences.keyed_identical == 24
