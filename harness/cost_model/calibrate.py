@@ -206,7 +206,13 @@ def calibrate(
     """
     from importlib.metadata import version
 
-    hardware = measure_hardware(name, device=device, working_set_mb=working_set_mb, seconds=seconds)
+    hardware = measure_hardware(
+        name,
+        device=device,
+        dtypes=tuple(dict.fromkeys(("float32", "bfloat16", dtype))),
+        working_set_mb=working_set_mb,
+        seconds=seconds,
+    )
 
     def times(run: Callable[[int], object] | None, points: Sequence[int]) -> dict[int, float]:
         if run is None:

@@ -98,20 +98,23 @@ class CostModel:
 
     @property
     def basis(self) -> Literal["calibrated", "modelled"]:
-        """Calibrated if the calibration timed the engine's passes for the deployment's regime."""
+        """Calibrated if the calibration timed the engine's passes."""
         measured = self.calibration is not None and bool(self.calibration.pass_ms)
-        return "calibrated" if measured and self._requests == 1 else "modelled"
-
-    @property
-    def _requests(self) -> int:
-        return self.deployment.regime.requests
+        return "calibrated" if measured else "modelled"
 
     def pass_ms(self, rows: int) -> float:
-        """Time of one exact pass over ``rows`` rows of each request."""
-        if self.basis == "calibrated":
-            assert self.calibration is not None
-            return self.calibration.pass_at(rows)
-        return self._modelled(rows, 0)
+        """Time of one exact pass over ``rows`` rows of each request.
+
+        Calibrated passes are of one request: several requests take the time of as many rows in all,
+        or, beyond the rows that were timed, grow as their floor does.
+        """
+        if self.basis == "modelled":
+            return self._modelled(rows, 0)
+        assert self.calibration is not None
+        requests = self.deployment.regime.requests
+        if rows * requests <= max(self.calibration.pass_ms):
+            return self.calibration.pass_at(rows * requests)
+        return self.calibration.pass_at(rows) * self._growth(rows, 0)
 
     def draft_ms(self, block: int) -> float:
         """Time of one draft of ``block`` rows for each request; 0 for no block."""
@@ -122,11 +125,21 @@ class CostModel:
                 f"deployment {self.deployment.id!r} has no drafter, so nothing can be drafted.",
                 hint="Predict speculation 'none', or give the deployment a drafter.",
             )
-        if self.basis == "calibrated":
-            assert self.calibration is not None
-            if self.calibration.draft_ms:
-                return self.calibration.draft_at(block)
+        if self.calibration is not None and self.calibration.draft_ms:
+            return self.calibration.draft_at(block) * self._growth(1, block)
         return self._modelled(1, block) - self._modelled(1, 0)
+
+    def _growth(self, rows: int, block: int) -> float:
+        """Floor for the regime's requests over that for one: of the draft if ``block``, or pass."""
+        component = "drafter" if block else None
+        drafter = self.drafter if block else None
+
+        def floor(requests: int) -> float:
+            regime = replace(self.deployment.regime, requests=requests)
+            parts = step_floor(self.target, drafter, self.hardware, regime, rows, block=block)
+            return total_ms(parts, component)
+
+        return floor(self.deployment.regime.requests) / floor(1)
 
     def with_weights(self, weight_format: str) -> "CostModel":
         """Return the model with the target's layers in another weight format (``"w12"``...).

@@ -172,7 +172,7 @@ class Profile:
         """Draw the step stacked by component beside its floor (matplotlib; format by suffix)."""
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(5.0, 4.0), layout="constrained")
+        figure = Figure(figsize=(6.0, 4.0), layout="constrained")
         axes = figure.add_subplot()
         bottoms = [0.0, 0.0]
         for component in (*COMPONENTS, "overhead"):
@@ -183,7 +183,7 @@ class Profile:
                 bottoms = [b + h for b, h in zip(bottoms, heights, strict=True)]
         axes.set_ylabel("ms a step")
         axes.set_title(self.title)
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         figure.savefig(path)
 
 

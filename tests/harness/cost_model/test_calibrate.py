@@ -71,12 +71,14 @@ def test_the_machine_and_the_engine_are_measured_within_seconds() -> None:
     pytest.importorskip("torch")
     seen: list[int] = []
     start = time.perf_counter()
-    found = calibrate("pico", working_set_mb=8, run_pass=seen.append, rows=(1, 8), seconds=0.02)
+    found = calibrate(
+        "pico", dtype="float64", working_set_mb=8, run_pass=seen.append, rows=(1, 8), seconds=0.02
+    )
     assert time.perf_counter() - start < 10
     assert set(seen) == {1, 8} and set(found.pass_ms) == {1, 8}
     assert found.draft_ms == {}
     assert found.hardware.bandwidth_gbs > 0.1
-    assert set(found.hardware.peak_tflops) == {"fp32", "bf16"}
+    assert set(found.hardware.peak_tflops) == {"fp32", "bf16", "fp64"}
     assert found.hardware.calibrated and "random" in found.hardware.source
 
 

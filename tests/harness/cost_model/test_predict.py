@@ -114,6 +114,15 @@ def test_batching_makes_rows_of_each_request_dearer(deployment: Deployment) -> N
     assert cost_of_a_tree(1) < 1.1 < 1.5 < cost_of_a_tree(24)
 
 
+def test_calibrated_passes_of_several_requests_take_their_rows(deployment: Deployment) -> None:
+    crowd = replace(deployment, regime=replace(deployment.regime, requests=4))
+    one, four = calibrated(deployment), calibrated(crowd)
+    assert four.basis == "calibrated"
+    assert four.pass_ms(8) == one.pass_ms(32) == 16.0
+    assert one.pass_ms(32) < four.pass_ms(32)  # 128 rows were never timed: as the floor grows
+    assert four.draft_ms(8) > one.draft_ms(8) == 2.0
+
+
 @pytest.mark.parametrize(
     ("tau", "agreement", "q_ms", "gain"),
     [(3, 0.987, 2 / 3, 1.152), (3, 0.987, 0.5, 1.268), (5, 0.987, 2 / 3, 1.130),
