@@ -233,7 +233,7 @@ def w12_encode(
     source: Source,
     target: Target,
     head: Annotated[
-        bool, typer.Option(help="the LM head too, if it is a matrix of its own")
+        bool, typer.Option(help="the LM head too, where it is not tied")
     ] = False,
     convert_exact: Annotated[
         bool, typer.Option(help="take FP32 matrices whose values are all BF16 values")
