@@ -12,6 +12,7 @@ mechanisms that do not apply, two patches that want different values of one sett
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -22,13 +23,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
-from specpilot.errors import Conflict, InvalidInput, NotFound, Unsupported
+from specpilot.errors import Conflict, InvalidInput, NotFound, SpecPilotError, Unsupported
 from specpilot.harness.engines import settings as engine_settings
 from specpilot.mechanisms import registry
 from specpilot.mechanisms.base import Mechanism, Setting
 from specpilot.types import Deployment
 
-__all__ = ["MechanismUse", "Patch", "counters", "create", "freeze", "load", "resolve", "stack_hash"]
+__all__ = ["MechanismUse", "Patch", "counters", "create", "freeze", "load", "resolve"]
 
 MANIFEST = "manifest.json"
 OVERLAY_FILE = "overlay.py"
@@ -139,12 +140,15 @@ def freeze(patch: Patch, parent: str | Path) -> Patch:
     root = Path(parent) / patch.id
     if root.exists():
         raise Conflict(f"The patch folder {root} exists.")
-    shutil.copytree(patch.folder, root, symlinks=True)
-    frozen = load(root)
-    if frozen.sha256 != patch.sha256:
-        shutil.rmtree(root)
-        raise Conflict(f"Patch {patch.id!r} changed while it was being copied; submit it again.")
-    return frozen
+    try:
+        shutil.copytree(patch.folder, root, symlinks=True)
+        frozen = load(root)
+        if frozen.sha256 == patch.sha256:
+            return frozen
+    except (OSError, SpecPilotError):  # shutil.Error is an OSError
+        pass
+    shutil.rmtree(root, ignore_errors=True)
+    raise Conflict(f"Patch {patch.id!r} changed while it was being copied; submit it again.")
 
 
 def resolve(
@@ -195,11 +199,6 @@ def counters(patches: Sequence[Patch], lookup: Lookup = registry.get) -> dict[st
     """The ``meta_info`` key by mechanism id that is above 0 only if the mechanism ran."""
     uses = (use for patch in patches for use in patch.mechanisms)
     return {use.id: lookup(use.id).counter for use in uses}
-
-
-def stack_hash(patches: Sequence[Patch]) -> str:
-    """Hash of a stack's content in its order (sha256, hex)."""
-    return hashlib.sha256("\n".join(p.sha256 for p in patches).encode()).hexdigest()
 
 
 def _check_ids(patches: Sequence[Patch]) -> None:
@@ -260,9 +259,9 @@ def _content_hash(root: Path) -> str:
     """sha256 over names and bytes of every file. Refuses links: they lead out of the patch."""
     digest = hashlib.sha256()
     total = 0
-    files = sorted(root.rglob("*"))
+    files = sorted(itertools.islice(root.rglob("*"), MAX_FILES + 1))
     if len(files) > MAX_FILES:
-        raise InvalidInput(f"{root} holds {len(files)} files; a patch has at most {MAX_FILES}.")
+        raise InvalidInput(f"{root} holds more than {MAX_FILES} files; a patch is small.")
     for path in files:
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise InvalidInput(f"{path} is a link or a special file; a patch has plain files.")
