@@ -21,13 +21,13 @@ from specpilot.harness.engines.reference.layers import (
     Attention,
     KvCache,
     Mlp,
+    RmsNorm,
     Rope,
     load_norm,
-    rms_norm,
     rotate_,
 )
 from specpilot.harness.engines.reference.rows import block_rows
-from specpilot.harness.engines.reference.selector import Selector
+from specpilot.harness.engines.reference.selector import Selector, log_total
 from specpilot.harness.engines.reference.target import Target
 from specpilot.harness.engines.reference.weights import WeightFolder
 from specpilot.mechanisms.trees.lattice import Lattice
@@ -74,8 +74,8 @@ class BlockDrafter:
         weights = WeightFolder(folder, target.dtype, target.device)
         size = c.hidden_size
         self.fc = weights.get("fc.weight", (size, len(self.capture) * size))
-        self.hidden_norm = load_norm(weights, "hidden_norm.weight", size, 0.0)
-        self.norm = load_norm(weights, "norm.weight", size, 0.0)
+        self.hidden_norm = RmsNorm.load(weights, "hidden_norm.weight", size, c.rms_norm_eps)
+        self.norm = RmsNorm.load(weights, "norm.weight", size, c.rms_norm_eps)
         self.rope = Rope(c.head_dim, c.rope_theta, max_positions, target.dtype, target.device)
         self.layers = [_Layer(weights, f"layers.{i}", c) for i in range(c.layers)]
         # Keys and values of the context for all layers in one product.
@@ -85,8 +85,11 @@ class BlockDrafter:
         self.b_context = None
         if c.attention_bias:
             self.b_context = torch.cat([a.b_in[own:] for a in attentions if a.b_in is not None])
-        norms = [a.norm[c.heads :] for a in attentions if a.norm is not None]
-        self.key_norm = torch.stack(norms)  # [layers, kv_heads, head_dim]
+        scales = [
+            load_norm(weights, f"layers.{i}.self_attn.k_norm.weight", c.head_dim, 0.0)
+            for i in range(c.layers)
+        ]
+        self.key_norm = RmsNorm(torch.stack(scales).unsqueeze(1), c.rms_norm_eps)
         self.selector = Selector(weights, c) if c.selector_rank else None
         self.mask = torch.tensor([c.mask_id], device=target.device)
 
@@ -99,15 +102,14 @@ class BlockDrafter:
 
     def extend(self, features: Tensor, places: Sequence[Place]) -> None:
         c = self.config
-        context = rms_norm(F.linear(features, self.fc), self.hidden_norm, c.rms_norm_eps)
+        context = self.hidden_norm(F.linear(features, self.fc))
         pairs = F.linear(context, self.w_context, self.b_context)
         pairs = pairs.view(-1, c.layers, 2, c.kv_heads, c.head_dim)
-        wide = pairs[:, :, 0].to(self.key_norm.dtype)
-        keys = F.rms_norm(wide, (c.head_dim,), None, c.rms_norm_eps).mul_(self.key_norm)
+        keys = self.key_norm(pairs[:, :, 0])  # [M, layers, kv_heads, head_dim]
         steps = [torch.arange(p.start, p.start + p.count, device=keys.device) for p in places]
         positions = torch.cat(steps)
         cos, sin = self.rope.at(positions)
-        keys = rotate_(keys.to(pairs.dtype), (cos.unsqueeze(1), sin.unsqueeze(1)))
+        keys = rotate_(keys, (cos.unsqueeze(1), sin.unsqueeze(1)))
         rows = torch.cat(
             [step + p.slot * self.capacity for step, p in zip(steps, places, strict=True)]
         )
@@ -121,27 +123,27 @@ class BlockDrafter:
         ids[:, 0] = torch.tensor(anchors, device=ids.device)
         x = F.embedding(ids, self.target.embedding)
         rope = self.rope.at(rows.positions)
-        eps = self.config.rms_norm_eps
         for layer, cache in zip(self.layers, self.caches, strict=True):
-            x = x + layer.attention(rms_norm(x, layer.norm_in, eps), cache, rows, rope)
-            x = x + layer.mlp(rms_norm(x, layer.norm_mlp, eps))
-        return rms_norm(x[:, 1:], self.norm, eps)
+            x = x + layer.attention(layer.norm_in(x), cache, rows, rope)
+            x = x + layer.mlp(layer.norm_mlp(x))
+        return self.norm(x[:, 1:])
 
     def propose(
         self, anchors: Sequence[int], lengths: Sequence[int], block: int, top_k: int
     ) -> list[Lattice]:
         hidden = self.hidden(anchors, lengths, block)
         logits = self.target.logits(hidden)
-        total = logits.logsumexp(-1, keepdim=True)
         if self.selector is not None:
-            return self.selector.lattices(hidden, logits, total, anchors)
-        if top_k == 1:
-            values, ids = logits.max(-1, keepdim=True)
+            return self.selector.lattices(hidden, logits, anchors)
+        if top_k == 1:  # nothing to compare: log-probs stay 0
+            ids = logits.argmax(-1, keepdim=True)
+            logp = torch.zeros(ids.shape)
         else:
             values, ids = logits.topk(top_k)
-        table = zip(ids.cpu().numpy(), (values - total).float().cpu().numpy(), strict=True)
+            logp = values - log_total(logits, values)
+        table = zip(ids.cpu().numpy(), logp.float().cpu().numpy(), strict=True)
         vocab = self.config.vocab_size
-        return [Lattice.marginal(tokens, logp, vocab) for tokens, logp in table]
+        return [Lattice.marginal(tokens, row, vocab) for tokens, row in table]
 
     def move(self, source: int, target: int, length: int) -> None:
         for cache in (self.keys, self.values):
@@ -152,10 +154,9 @@ class _Layer:
     """One drafter layer's weights; ``BlockDrafter`` runs it."""
 
     def __init__(self, weights: WeightFolder, name: str, c: DrafterConfig) -> None:
-        self.norm_in = load_norm(weights, f"{name}.input_layernorm.weight", c.hidden_size, 0.0)
-        self.norm_mlp = load_norm(
-            weights, f"{name}.post_attention_layernorm.weight", c.hidden_size, 0.0
-        )
+        size, eps, after = c.hidden_size, c.rms_norm_eps, f"{name}.post_attention_layernorm.weight"
+        self.norm_in = RmsNorm.load(weights, f"{name}.input_layernorm.weight", size, eps)
+        self.norm_mlp = RmsNorm.load(weights, after, size, eps)
         self.mlp = Mlp(weights, f"{name}.mlp", c.hidden_size, c.intermediate_size)
         self.attention = Attention(
             weights,

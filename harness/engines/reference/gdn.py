@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specpilot.harness.engines.reference.config import GdnConfig
-from specpilot.harness.engines.reference.layers import load_norm
+from specpilot.harness.engines.reference.layers import RmsNorm
 from specpilot.harness.engines.reference.rows import Rows
 from specpilot.harness.engines.reference.weights import WeightFolder
 from specpilot.kernels.gdn_chunk.naive import chunk_gated_delta_rule
@@ -49,7 +49,7 @@ class GdnLayer:
     def __init__(
         self, weights: WeightFolder, name: str, hidden: int, shape: GdnConfig, eps: float
     ) -> None:
-        self.shape, self.eps = shape, eps
+        self.shape = shape
         channels, heads = shape.conv_channels, shape.value_heads
         width = heads * shape.value_dim
         self.w_in = torch.cat(
@@ -61,15 +61,15 @@ class GdnLayer:
         self.w_out = weights.get(f"{name}.out_proj.weight", (hidden, width))
         conv = weights.get(f"{name}.conv1d.weight", (channels, 1, shape.conv_width))
         self.conv = conv[:, 0].t().contiguous()
-        self.norm = load_norm(weights, f"{name}.norm.weight", shape.value_dim, 0.0)
-        wide = self.norm.dtype
+        self.norm = RmsNorm.load(weights, f"{name}.norm.weight", shape.value_dim, eps)
+        wide = self.norm.scale.dtype
         self.rate = -weights.get(f"{name}.A_log", (heads,), wide).exp()
         self.dt_bias = weights.get(f"{name}.dt_bias", (heads,), wide)
         self.split = (channels, width, heads, heads)
-        # l2norm(q) / sqrt(dk) and l2norm(k), as one factor per head.
-        keys = shape.key_heads
-        self.qk_scale = torch.ones(2 * keys, 1, dtype=wide, device=conv.device)
-        self.qk_scale[:keys] = shape.key_dim**-0.5
+        # q / |q| / sqrt(dk) and k / |k| for [q heads | k heads], as RmsNorm with these weights.
+        scale = torch.full((2 * shape.key_heads, shape.key_dim), shape.key_dim**-0.5, dtype=wide)
+        scale[: shape.key_heads] /= shape.key_dim**0.5
+        self.unit = RmsNorm(scale.to(conv.device), 1e-6 / shape.key_dim)
 
     def __call__(self, x: Tensor, state: GdnState, rows: Rows) -> tuple[Tensor, GdnUpdates | None]:
         """Map ``x`` [R, T, hidden] to [R, T, hidden]; updates for a tree, else None."""
@@ -111,12 +111,10 @@ class GdnLayer:
         """Split [R, T, C] into heads; q and k l2-normalised, q scaled, all in the state's dtype."""
         s = self.shape
         keys = 2 * s.key_heads * s.key_dim
-        mixed = mixed.to(self.rate.dtype)
         qk = mixed[..., :keys].view(*mixed.shape[:2], 2 * s.key_heads, s.key_dim)
-        squares = torch.linalg.vecdot(qk, qk).unsqueeze(-1)
-        qk = qk * (squares + 1e-6).rsqrt_().mul_(self.qk_scale)
         v = mixed[..., keys:].view(*mixed.shape[:2], s.value_heads, s.value_dim)
-        return qk[:, :, : s.key_heads], qk[:, :, s.key_heads :], v
+        q, k = self.unit.wide(qk).split_with_sizes((s.key_heads, s.key_heads), 2)
+        return q, k, v.to(self.rate.dtype)
 
     def _step(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, memory: Tensor
@@ -131,8 +129,8 @@ class GdnLayer:
         return (q_row @ memory).transpose(1, 2)
 
     def _gated_norm(self, out: Tensor, z: Tensor) -> Tensor:
-        normed = F.rms_norm(out.to(self.norm.dtype), self.norm.shape, self.norm, self.eps)
-        gate = F.silu(z.to(self.norm.dtype)).view_as(normed)
+        normed = self.norm.wide(out)
+        gate = F.silu(z.to(normed.dtype)).view_as(normed)
         return normed.mul_(gate).flatten(2).to(z.dtype)
 
 

@@ -11,14 +11,36 @@ from torch import Tensor
 from specpilot.harness.engines.reference.rows import Rows
 from specpilot.harness.engines.reference.weights import WeightFolder
 
-__all__ = ["Attention", "KvCache", "Mlp", "Rope", "load_norm", "rms_norm"]
+__all__ = ["Attention", "KvCache", "Mlp", "RmsNorm", "Rope", "load_norm", "rotate_"]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise over the last dimension in ``weight``'s dtype (fp32 or fp64), in x's dtype out."""
-    if x.dtype == weight.dtype:
-        return F.rms_norm(x, weight.shape, weight, eps)
-    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
+class RmsNorm:
+    """x / sqrt(mean(x^2) + eps) * w over the last dimension, in fp32 or fp64; x's dtype out.
+
+    Computed as ``x / hypot(|x|, sqrt(n eps)) * (w sqrt(n))``: half the operations of the textbook
+    form, which a small model's step is made of. ``weight`` [..., n] broadcasts over x.
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        size = weight.shape[-1]
+        self.scale = weight * size**0.5
+        self.floor = weight.new_tensor((size * eps) ** 0.5)
+
+    @classmethod
+    def load(
+        cls, weights: WeightFolder, name: str, size: int, eps: float, offset: float = 0.0
+    ) -> "RmsNorm":
+        """Read tensor ``name`` [size], to which ``offset`` is added."""
+        return cls(load_norm(weights, name, size, offset), eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.wide(x).to(x.dtype)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """Like a call, but stay in fp32 or fp64."""
+        x = x.to(self.scale.dtype)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x.div(torch.hypot(length, self.floor)).mul_(self.scale)
 
 
 def load_norm(weights: WeightFolder, name: str, size: int, offset: float) -> Tensor:
@@ -93,12 +115,15 @@ def attend(query: Tensor, cache: KvCache, rows: Rows) -> Tensor:
     group = heads // kv_heads
     keys = cache.keys[rows.slots, : rows.span].transpose(1, 2)
     values = cache.values[rows.slots, : rows.span].transpose(1, 2)
-    folded = query.transpose(1, 2).reshape(rows.requests, kv_heads, group * count, dim)
+    # A new layout in which the group's heads of a row lie together: row t, head h is t * group + h.
+    folded = query.view(rows.requests, count, kv_heads, group * dim).transpose(1, 2)
+    folded = folded.reshape(rows.requests, kv_heads, count * group, dim)
     bias = rows.bias
     if bias is not None and group > 1:
-        bias = bias.repeat(1, 1, group, 1)
+        bias = bias.repeat_interleave(group, 2)
     out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=bias)
-    return out.view(rows.requests, heads, count, dim).transpose(1, 2).flatten(2)
+    out = out.view(rows.requests, kv_heads, count, group * dim).transpose(1, 2)
+    return out.reshape(rows.requests, count, heads * dim)
 
 
 class Attention:
@@ -123,7 +148,7 @@ class Attention:
         bias: bool = False,
         norm_offset: float = 0.0,
     ) -> None:
-        self.heads, self.kv_heads, self.head_dim, self.eps = heads, kv_heads, head_dim, eps
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         size, kv_size = heads * head_dim, kv_heads * head_dim
 
         def project(kind: str, tail: tuple[int, ...]) -> Tensor:
@@ -142,31 +167,26 @@ class Attention:
         self.w_out = weights.get(f"{name}.o_proj.weight", (hidden, size))
         self.b_out = weights.get(f"{name}.o_proj.bias", (hidden,)) if bias else None
         self.split = (size + kv_size, kv_size) + ((size,) if output_gate else ())
-        self.norm = None
+        self.norm: RmsNorm | None = None  # of [queries | keys], by head
         if qk_norm:
             q_norm = load_norm(weights, f"{name}.q_norm.weight", head_dim, norm_offset)
             k_norm = load_norm(weights, f"{name}.k_norm.weight", head_dim, norm_offset)
-            self.norm = torch.cat((q_norm.expand(heads, -1), k_norm.expand(kv_heads, -1)))
+            both = torch.cat((q_norm.expand(heads, -1), k_norm.expand(kv_heads, -1)))
+            self.norm = RmsNorm(both, eps)
 
     def __call__(
         self, x: Tensor, cache: KvCache, rows: Rows, rope: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Map ``x`` [R, T, hidden] to [R, T, hidden], writing the rows' keys and values."""
         parts = F.linear(x, self.w_in, self.b_in).split_with_sizes(self.split, -1)
-        qk = self._positioned(parts[0], self.norm, rope)
+        qk = parts[0].view(*x.shape[:2], -1, self.head_dim)
+        qk = rotate_(qk.clone() if self.norm is None else self.norm(qk), rope)
         values = parts[1].view(*x.shape[:2], self.kv_heads, self.head_dim)
         cache.write(rows.cache_rows, qk[:, :, self.heads :], values)
         out = attend(qk[:, :, : self.heads], cache, rows)
         if len(parts) == 3:
-            out = out * parts[2].sigmoid()
+            out = out.mul_(parts[2].sigmoid())
         return F.linear(out, self.w_out, self.b_out)
-
-    def _positioned(self, x: Tensor, norm: Tensor | None, rope: tuple[Tensor, Tensor]) -> Tensor:
-        x = x.view(*x.shape[:2], -1, self.head_dim)
-        if norm is None:
-            return rotate_(x.clone(), rope)
-        wide = F.rms_norm(x.to(norm.dtype), (self.head_dim,), None, self.eps).mul_(norm)
-        return rotate_(wide.to(x.dtype), rope)
 
 
 class Mlp:

@@ -15,7 +15,13 @@ from specpilot.harness.engines.reference.drafter_config import DrafterConfig
 from specpilot.harness.engines.reference.weights import WeightFolder
 from specpilot.mechanisms.trees.lattice import Lattice
 
-__all__ = ["Selector"]
+__all__ = ["Selector", "log_total"]
+
+
+def log_total(logits: Tensor, best: Tensor) -> Tensor:
+    """Log-sum-exp [..., 1] of ``logits`` [..., vocabulary], given their largest, best first."""
+    top = best[..., :1]
+    return (logits - top).exp_().sum(-1, keepdim=True).log_().add_(top)
 
 
 class Selector:
@@ -32,17 +38,15 @@ class Selector:
             f"{name}.hidden_projection.weight", (config.selector_rank, config.hidden_size)
         )
 
-    def lattices(
-        self, hidden: Tensor, logits: Tensor, total: Tensor, anchors: Sequence[int]
-    ) -> list[Lattice]:
+    def lattices(self, hidden: Tensor, logits: Tensor, anchors: Sequence[int]) -> list[Lattice]:
         """One pairwise lattice a request.
 
-        ``hidden`` [R, D, hidden], ``logits`` [R, D, vocabulary], ``total`` [R, D, 1] their
-        log-sum-exp. Scores are normalised over the candidates and then scaled by the probability
-        that the unary logits give to all of them, so that paths of unlike rows compare.
+        ``hidden`` [R, D, hidden], ``logits`` [R, D, vocabulary]. Scores are normalised over the
+        candidates and then scaled by the probability that the unary logits give to all of them, so
+        that paths of unlike rows compare.
         """
         values, ids = logits.topk(self.top_k)
-        mass = values.logsumexp(-1, keepdim=True) - total  # [R, D, 1], <= 0
+        mass = values.logsumexp(-1, keepdim=True) - log_total(logits, values)  # [R, D, 1], <= 0
         first = torch.tensor(anchors, device=ids.device)[:, None, None].expand(-1, 1, self.top_k)
         previous = self.before[torch.cat((first, ids[:, :-1]), 1)]  # [R, D, K, rank]
         state = F.linear(hidden, self.project).unsqueeze(2)

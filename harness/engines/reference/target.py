@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specpilot.harness.engines.reference.config import TargetConfig
 from specpilot.harness.engines.reference.gdn import GdnLayer, GdnState, GdnUpdates, commit_
-from specpilot.harness.engines.reference.layers import Attention, Mlp, Rope, load_norm, rms_norm
+from specpilot.harness.engines.reference.layers import Attention, Mlp, RmsNorm, Rope
 from specpilot.harness.engines.reference.rows import Rows, chain_rows, tree_rows
 from specpilot.harness.engines.reference.state import StatePool
 from specpilot.harness.engines.reference.weights import WeightFolder
@@ -68,9 +68,8 @@ class Target:
         shape, eps = (config.vocab_size, config.hidden_size), config.rms_norm_eps
         self.embedding = weights.get(f"{config.prefix}embed_tokens.weight", shape)
         self.head = self.embedding if config.tied else weights.get("lm_head.weight", shape)
-        self.norm = load_norm(
-            weights, f"{config.prefix}norm.weight", config.hidden_size, config.norm_offset
-        )
+        name, size = f"{config.prefix}norm.weight", config.hidden_size
+        self.norm = RmsNorm.load(weights, name, size, eps, config.norm_offset)
         self.rope = Rope(
             config.rotary_dim,
             config.rope_theta,
@@ -78,7 +77,6 @@ class Target:
             dtype,
             self.device,
         )
-        self.eps = eps
         self.layers = [
             _Layer(weights, f"{config.prefix}layers.{i}", config, kind)
             for i, kind in enumerate(config.layer_types)
@@ -156,7 +154,7 @@ class Target:
         updates: list[GdnUpdates] = []
         captured: dict[int, Tensor] = {}
         for i, layer in enumerate(self.layers):
-            y = rms_norm(x, layer.norm_in, self.eps)
+            y = layer.norm_in(x)
             if isinstance(layer.mixer, GdnLayer):
                 y, update = layer.mixer(y, pool.gdn(gdn, rows), rows)
                 gdn += 1
@@ -166,20 +164,21 @@ class Target:
                 y = layer.mixer(y, pool.kv[kv], rows, rope)
                 kv += 1
             x = x + y
-            x = x + layer.mlp(rms_norm(x, layer.norm_mlp, self.eps))
+            x = x + layer.mlp(layer.norm_mlp(x))
             if i in self.capture:
                 captured[i] = x
         features = torch.cat([captured[i] for i in self.capture], -1) if self.capture else None
-        return Output(rms_norm(x, self.norm, self.eps), features), tuple(updates)
+        return Output(self.norm(x), features), tuple(updates)
 
 
 class _Layer:
     """One decoder layer's weights; ``Target`` runs it."""
 
     def __init__(self, weights: WeightFolder, name: str, config: TargetConfig, kind: str) -> None:
-        size, offset = config.hidden_size, config.norm_offset
-        self.norm_in = load_norm(weights, f"{name}.input_layernorm.weight", size, offset)
-        self.norm_mlp = load_norm(weights, f"{name}.post_attention_layernorm.weight", size, offset)
+        size, eps, offset = config.hidden_size, config.rms_norm_eps, config.norm_offset
+        after = f"{name}.post_attention_layernorm.weight"
+        self.norm_in = RmsNorm.load(weights, f"{name}.input_layernorm.weight", size, eps, offset)
+        self.norm_mlp = RmsNorm.load(weights, after, size, eps, offset)
         self.mlp = Mlp(weights, f"{name}.mlp", size, config.intermediate_size)
         self.mixer: GdnLayer | Attention
         if kind == "linear_attention":
