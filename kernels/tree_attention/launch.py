@@ -38,13 +38,13 @@ def tree_attention(
     longest: int,
     scale: float | None = None,
     out: Tensor | None = None,
-    config: tuple[int, int, int, int] | None = None,
+    config: tuple[int, int, int, int, int] | None = None,
 ) -> Tensor:
     """Outputs [R, N, Hq, d] in q's dtype.
 
     ``longest`` is an upper bound of ``length`` that the host knows: it sizes the launch without a
-    wait for the device. ``config`` is (query rows a program, context rows a step, warps, splits).
-    Raises ``InvalidInput`` and ``Unsupported``.
+    wait for the device. ``config`` is (query rows a program, context rows a step, warps, pipeline
+    stages, splits). Raises ``InvalidInput`` and ``Unsupported``.
     """
     _need(q.dim() == 4 and k_past.dim() == 4, "q and k_past need 4 axes.")
     requests, rows, heads, size = q.shape
@@ -78,14 +78,14 @@ def tree_attention(
         )
     group = heads // key_heads
     if config is None:
-        block, tile, warps = (128, 64, 8) if group * rows > 64 else (64, 64, 4)
+        block, tile, warps, stages = (128, 64, 8, 2) if group * rows > 64 else (64, 64, 4, 2)
         programs = triton.cdiv(group * rows, block) * requests * key_heads
         processors = (
             1 if INTERPRETED else torch.cuda.get_device_properties(q.device).multi_processor_count
         )
         splits = _splits(programs, longest, tile, processors)
     else:
-        block, tile, warps, splits = config
+        block, tile, warps, stages, splits = config
     share = triton.cdiv(max(longest, 1), splits * tile) * tile
     out = torch.empty_like(q) if out is None else out
     lines = (requests, key_heads, splits, group * rows)
@@ -94,9 +94,9 @@ def tree_attention(
     split_kernel[(triton.cdiv(group * rows, block), splits, requests * key_heads)](
         q, k_tree, v_tree, k_past, v_past, length, mask.view(torch.uint8), partial, tops, totals,
         (scale or size**-0.5) * math.log2(math.e), share, capacity,
-        N=rows, NP=max(16, triton.next_power_of_2(rows)), HQ=heads, HK=key_heads, D=size,
+        N=rows, TN=min(tile, max(16, triton.next_power_of_2(rows))), HQ=heads, HK=key_heads, D=size,
         BM=block, BN=tile, SPLITS=splits, MMA=tl.float32 if INTERPRETED else tl.bfloat16,
-        num_warps=warps,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     combine_kernel[(group * rows, requests * key_heads)](
         partial, tops, totals, out, N=rows, HQ=heads, HK=key_heads, D=size, SPLITS=splits,

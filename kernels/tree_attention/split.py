@@ -27,12 +27,12 @@ def _absorb(scores, v, top, total, acc, MMA: tl.constexpr):
 @triton.jit
 def split_kernel(
     q, k_tree, v_tree, k_past, v_past, length, mask, partial, tops, totals, scale, share, capacity,
-    N: tl.constexpr, NP: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr,
+    N: tl.constexpr, TN: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """Grid (cdiv(Hq / Hk * N, BM), SPLITS, R * Hk); ``share`` rows of context a split, in BN.
 
-    ``NP`` is N rounded up to a power of two; ``partial`` fp32 [R, Hk, SPLITS, group * N, D].
+    ``TN`` rows of the tree are taken a step; ``partial`` fp32 [R, Hk, SPLITS, group * N, D].
     """
     group: tl.constexpr = HQ // HK
     split = tl.program_id(1)
@@ -72,19 +72,20 @@ def split_kernel(
         scores = tl.where(inside[None, :], scores, float("-inf"))
         top, total, acc = _absorb(scores, values, top, total, acc, MMA)
     if split == SPLITS - 1:
-        others = tl.arange(0, NP)
-        exists = others < N
-        tile = ((r * N + others) * HK + h)[:, None] * D + dims[None, :]
-        keys = tl.load(k_tree + tile, mask=exists[:, None], other=0.0).to(MMA)
-        values = tl.load(v_tree + tile, mask=exists[:, None], other=0.0).to(MMA)
-        sees = tl.load(
-            mask + (r * N + node)[:, None] * N + others[None, :],
-            mask=ok[:, None] & exists[None, :],
-            other=0,
-        )
-        scores = tl.dot(queries, tl.trans(keys)) * scale
-        scores = tl.where(sees != 0, scores, float("-inf"))
-        top, total, acc = _absorb(scores, values, top, total, acc, MMA)
+        for start in tl.static_range(0, N, TN):
+            others = start + tl.arange(0, TN)
+            exists = others < N
+            tile = ((r * N + others) * HK + h)[:, None] * D + dims[None, :]
+            keys = tl.load(k_tree + tile, mask=exists[:, None], other=0.0).to(MMA)
+            values = tl.load(v_tree + tile, mask=exists[:, None], other=0.0).to(MMA)
+            sees = tl.load(
+                mask + (r * N + node)[:, None] * N + others[None, :],
+                mask=ok[:, None] & exists[None, :],
+                other=0,
+            )
+            scores = tl.dot(queries, tl.trans(keys)) * scale
+            scores = tl.where(sees != 0, scores, float("-inf"))
+            top, total, acc = _absorb(scores, values, top, total, acc, MMA)
 
     line = ((r * HK + h) * SPLITS + split) * (group * N) + rows
     tl.store(partial + line[:, None] * D + dims[None, :], acc, mask=ok[:, None])

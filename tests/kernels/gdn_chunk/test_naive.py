@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+
+from specpilot.errors import InvalidInput
 from specpilot.kernels.gdn_chunk.naive import (
     chunk_gated_delta_rule,
     recurrent_gated_delta_rule,
     unit_lower_inverse,
 )
-
-from specpilot.errors import InvalidInput
 
 
 def draw(tokens, batch=2, key_heads=1, value_heads=3, dk=8, dv=6, decay=1.0, seed=0):

@@ -1,13 +1,9 @@
 """The Triton kernels equal ``naive``; run in Triton's interpreter where there is no GPU."""
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from specpilot.errors import InvalidInput, Unsupported
