@@ -13,6 +13,8 @@ import numpy as np
 from specpilot.harness.token_forcing.calibration import Calibration
 from specpilot.harness.token_forcing.events import events_of, unexplained
 from specpilot.harness.token_forcing.failures import AuditFailure
+from specpilot.harness.token_forcing.inputs import check_lengths, check_prompts
+from specpilot.harness.token_forcing.keyed import Keyed, keyed_margins
 from specpilot.harness.token_forcing.margins import (
     RequestMargins,
     TimedOutput,
@@ -27,7 +29,6 @@ from specpilot.harness.token_forcing.rules import (
     rate_rule,
     units,
 )
-from specpilot.harness.token_forcing.sampling import Keyed, keyed_margins
 from specpilot.harness.token_forcing.scorer import Progress, Scorer
 from specpilot.harness.token_forcing.selftest import Fault, SelfTest, self_test
 from specpilot.harness.token_forcing.verdict import Mismatch, Status, Verdict
@@ -93,9 +94,9 @@ def audit(
                 f"{timed_digest[:12]}.",
                 hint="Audit the very outputs that were timed.",
             )
-        _check_prompts(stock, system, prompt_digests)
+        check_prompts(stock, system, prompt_digests)
         for name, arm in (("stock", stock), ("system", system)):
-            _check_lengths(name, arm, max_new_tokens, stop_token_ids)
+            check_lengths(name, arm, max_new_tokens, stop_token_ids)
         if manifest is not None:
             scorer.check_manifest(manifest)
         if keyed is not None:
@@ -246,62 +247,6 @@ def _score(
 def _identical(stock: Sequence[TimedOutput], system: Sequence[TimedOutput]) -> int:
     known = {(tuple(o.prompt_ids), tuple(o.output_ids)) for o in stock}
     return sum((tuple(o.prompt_ids), tuple(o.output_ids)) in known for o in system)
-
-
-def _check_prompts(
-    stock: Sequence[TimedOutput], system: Sequence[TimedOutput], recorded: Collection[str] | None
-) -> None:
-    if not stock or not system:
-        raise AuditFailure(
-            "arms_differ", f"{len(stock)} stock and {len(system)} system outputs to audit."
-        )
-    digests = [[ids_digest(o.prompt_ids) for o in arm] for arm in (stock, system)]
-    for name, arm in zip(("Stock", "System"), digests, strict=True):
-        for index, digest in enumerate(arm):
-            if recorded is not None and digest not in recorded:
-                raise AuditFailure(
-                    "prompt_differs",
-                    f"{name} request {index} has the prompt {digest[:12]}, which was not recorded.",
-                    request=index,
-                )
-    if set(digests[0]) != set(digests[1]):
-        raise AuditFailure(
-            "arms_differ",
-            f"The arms share {len({*digests[0]} & {*digests[1]})} of "
-            f"{len({*digests[0]} | {*digests[1]})} prompts.",
-            hint="Audit both arms on the same prompts.",
-        )
-
-
-def _check_lengths(
-    name: str,
-    arm: Sequence[TimedOutput],
-    max_new_tokens: int | None,
-    stop_token_ids: Collection[int] | None,
-) -> None:
-    for index, output in enumerate(arm):
-        tokens = len(output.output_ids)
-        wrong = ""
-        if not tokens:
-            raise AuditFailure(
-                "empty_output", f"{name} request {index} has no output.", request=index
-            )
-        if output.finish_reason not in ("stop", "length"):
-            wrong = f"ended with {output.finish_reason!r}"
-        elif max_new_tokens is not None and tokens > max_new_tokens:
-            wrong = f"has {tokens} tokens of at most {max_new_tokens}"
-        elif output.finish_reason == "length" and max_new_tokens not in (None, tokens):
-            wrong = f"ended by length after {tokens} of {max_new_tokens} tokens"
-        elif (
-            output.finish_reason == "stop"
-            and stop_token_ids is not None
-            and output.output_ids[-1] not in stop_token_ids
-        ):
-            wrong = f"stopped at token {output.output_ids[-1]}, which is no stop token"
-        if wrong:
-            raise AuditFailure(
-                "truncated_output", f"{name} request {index} {wrong}.", request=index
-            )
 
 
 def _first_mismatches(

@@ -14,7 +14,8 @@ from specpilot.harness.engines.reference.target import Target
 from specpilot.harness.engines.settings import ReferenceSettings
 from specpilot.harness.token_forcing import Scorer, audit, calibrate
 from specpilot.harness.token_forcing.faulty import bias_reference
-from specpilot.harness.token_forcing.sampling import Keyed, SamplingLaw
+from specpilot.harness.token_forcing.keyed import Keyed
+from specpilot.harness.token_forcing.sampling import SamplingLaw
 from specpilot.mechanisms.trees.acceptance import keyed_noise
 from specpilot.mechanisms.trees.lattice import Lattice
 

@@ -5,15 +5,14 @@ import pytest
 from scipy import stats
 
 from specpilot.errors import InvalidInput, Unsupported
-from specpilot.harness.token_forcing import AuditFailure, audit, sampling
+from specpilot.harness.token_forcing import AuditFailure, audit, keyed, sampling
+from specpilot.harness.token_forcing.keyed import Keyed, keyed_margins
 from specpilot.harness.token_forcing.sampling import (
-    Keyed,
     LawTest,
     SamplingLaw,
     chi_square,
     detectable_effect,
     holm,
-    keyed_margins,
     law_suite,
     tokens_for_bias,
 )
@@ -32,7 +31,7 @@ def test_a_keyed_request_has_no_margin_against_its_own_noise(
     law, listed, prompts, new_model, scorer, monkeypatch
 ) -> None:
     """Whatever the list's length: tokens that the noise lifts from outside it are found."""
-    monkeypatch.setattr(sampling, "LISTED", listed)
+    monkeypatch.setattr(keyed, "LISTED", listed)
     top_k = law.top_k if law.top_k > 0 else 96
     outputs = [
         new_model().sample(p, 40, seed, keyed_noise, law.temperature, top_k)
@@ -43,7 +42,7 @@ def test_a_keyed_request_has_no_margin_against_its_own_noise(
 
 
 def test_keyed_margins_are_exact_for_wrong_tokens(prompts, new_model, scorer, monkeypatch) -> None:
-    monkeypatch.setattr(sampling, "LISTED", 8)
+    monkeypatch.setattr(keyed, "LISTED", 8)
     model = new_model()
     output = model.sample(prompts[0], 40, 3, keyed_noise, bias=3.0)
     found = keyed_margins([output], [3], scorer, SamplingLaw(), keyed_noise)[0]
@@ -59,18 +58,18 @@ def test_a_keyed_audit_passes_the_same_noise_and_fails_another(
     prompts, new_model, scorer, calibration
 ) -> None:
     seeds = tuple(range(60))
-    keyed = Keyed(SamplingLaw(), keyed_noise, seeds, seeds)
+    how = Keyed(SamplingLaw(), keyed_noise, seeds, seeds)
     stock = [new_model().sample(p, 64, s, keyed_noise) for s, p in enumerate(prompts)]
     biased = [new_model().sample(p, 64, s, keyed_noise, bias=0.5) for s, p in enumerate(prompts)]
     other = [new_model().sample(p, 64, s + 1, keyed_noise) for s, p in enumerate(prompts)]
-    assert audit(stock, stock, scorer, calibration, keyed=keyed).status == "pass"
-    assert audit(stock, biased, scorer, calibration, keyed=keyed).status == "fail"
-    assert audit(stock, other, scorer, calibration, keyed=keyed).status == "fail"
+    assert audit(stock, stock, scorer, calibration, keyed=how).status == "pass"
+    assert audit(stock, biased, scorer, calibration, keyed=how).status == "fail"
+    assert audit(stock, other, scorer, calibration, keyed=how).status == "fail"
 
 
 def test_a_keyed_audit_wants_a_seed_for_each_request(stock, scorer, calibration) -> None:
-    keyed = Keyed(SamplingLaw(), keyed_noise, (1,), (1,))
-    assert audit(stock, stock, scorer, calibration, keyed=keyed).failure == "arms_differ"
+    how = Keyed(SamplingLaw(), keyed_noise, (1,), (1,))
+    assert audit(stock, stock, scorer, calibration, keyed=how).failure == "arms_differ"
 
 
 @pytest.fixture(scope="module")
