@@ -4,9 +4,10 @@ Regimes and preconditions repeat across entries: each distinct one is graded onc
 spread over the entries that carry it.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from specpilot.memory.cards import Card
 from specpilot.memory.regime import EXACT, FIELDS, GENERAL, MISMATCH, UNKNOWN, Predicate, grade_set
 
-__all__ = ["RANGES", "WORDS", "Columns", "grade_range"]
+__all__ = ["Coded", "Columns", "RANGES", "WORDS", "grade_range", "grade_value", "predicate_of"]
 
 RANGES: Final = ("requests", "context_tokens", "target_params_b", "temperature")
 WORDS: Final = ("target_family", "target_arch", "weight_dtype", "drafter", "gpu_arch", "engine",
@@ -38,22 +39,59 @@ def grade_range(bounds: tuple[float, float] | None, fact: float | None) -> float
 
 
 @dataclass(frozen=True)
+class Coded:
+    """A column of repeated values: distinct ``values`` and, by entry, the ``codes`` into them.
+
+    The table of values only grows and is shared by successive versions of the column.
+    """
+
+    values: list[Any] = field(default_factory=list)
+    table: dict[Hashable, int] = field(default_factory=dict)
+    codes: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+
+    def with_changes(self, size: int, changes: Mapping[int, Hashable]) -> "Coded":
+        """Return the column at a size with the values at some positions set."""
+        codes = np.zeros(size, dtype=np.intp)
+        codes[: len(self.codes)] = self.codes
+        for at, value in changes.items():
+            code = self.table.get(value)
+            if code is None:
+                code = len(self.values)
+                self.values.append(value)
+                self.table[value] = code
+            codes[at] = code
+        return Coded(self.values, self.table, codes)
+
+    def spread(self, graded: Iterable[float]) -> Floats:
+        """Return a number for each distinct value, given in order, at every entry: [entries]."""
+        return np.fromiter(graded, dtype=np.float64, count=len(self.values))[self.codes]
+
+
+_ATTRIBUTES: Final = ("kind", "status", "bottleneck")
+
+
+@dataclass(frozen=True)
 class Columns:
-    """Cards of all heads. ``rows`` are row ids of the store, ``seq`` the newest write seen."""
+    """Cards of all heads. ``rows`` are row ids of the store, ``seq`` the newest write seen.
+
+    An update copies arrays and grades nothing anew, so that following other writers is cheap.
+    """
 
     cards: tuple[Card, ...] = ()
     rows: tuple[int, ...] = ()
     seq: int = 0
     position: Mapping[int, int] = field(default_factory=dict)
+    regime: Mapping[str, Coded] = field(default_factory=lambda: {f: Coded() for f in FIELDS})
+    attribute: Mapping[str, Coded] = field(
+        default_factory=lambda: {name: Coded() for name in _ATTRIBUTES}
+    )
+    needs: Coded = field(default_factory=Coded)
+    effect: Floats = field(default_factory=lambda: np.empty(0))
 
     def with_rows(self, changed: Iterable[tuple[int, int, str]]) -> "Columns":
         """Return columns with (row, seq, card JSON) added or replaced."""
-        cards, rows, position, seq = (
-            list(self.cards),
-            list(self.rows),
-            dict(self.position),
-            self.seq,
-        )
+        cards, rows, position = list(self.cards), list(self.rows), dict(self.position)
+        seq, fresh = self.seq, {}
         for row, row_seq, text in changed:
             card = Card.load(text)
             seq = max(seq, row_seq)
@@ -63,7 +101,31 @@ class Columns:
                 position[row] = len(cards)
                 cards.append(card)
                 rows.append(row)
-        return Columns(tuple(cards), tuple(rows), seq, position)
+            fresh[position[row]] = card
+        size = len(cards)
+        effect = np.zeros(size)
+        effect[: len(self.effect)] = self.effect
+        effect[list(fresh)] = [card.effect for card in fresh.values()]
+
+        def updated(column: Coded, value: Callable[[Card], Any]) -> Coded:
+            return column.with_changes(
+                size, {at: _hashable(value(card)) for at, card in fresh.items()}
+            )
+
+        return Columns(
+            cards=tuple(cards),
+            rows=tuple(rows),
+            seq=seq,
+            position=position,
+            regime={
+                name: updated(column, _regime_of(name)) for name, column in self.regime.items()
+            },
+            attribute={
+                name: updated(column, attrgetter(name)) for name, column in self.attribute.items()
+            },
+            needs=updated(self.needs, attrgetter("preconditions")),
+            effect=effect,
+        )
 
     def __len__(self) -> int:
         return len(self.cards)
@@ -72,64 +134,29 @@ class Columns:
     def by_id(self) -> dict[str, int]:
         return {card.id: at for at, card in enumerate(self.cards)}
 
-    @cached_property
-    def _regime_codes(self) -> dict[str, tuple[list[Any], NDArray[np.intp]]]:
-        return {
-            name: _codes(_hashable(card.regime.get(name)) for card in self.cards)
-            for name in FIELDS
-        }  # fmt: skip
-
-    def grades(self, facts: Mapping[str, Any]) -> dict[str, Floats]:
-        """Return the grade of every entry for every regime field, each [entries]."""
-        graded: dict[str, Floats] = {}
-        for name, (values, codes) in self._regime_codes.items():
-            table = [grade_value(name, value, facts) for value in values]
-            graded[name] = np.asarray(table, dtype=np.float64)[codes]
-        return graded
-
-    @cached_property
-    def _predicates(self) -> tuple[list[Predicate], NDArray[np.intp], NDArray[np.intp]]:
-        flat = [(at, p) for at, card in enumerate(self.cards) for p in card.preconditions]
-        values, codes = _codes(_hashable(p) for _, p in flat)
-        owner = np.asarray([at for at, _ in flat], dtype=np.intp)
-        return [predicate_of(value) for value in values], codes, owner
+    def grades(self, name: str, facts: Mapping[str, Any]) -> Floats:
+        """Return the grade of every entry for a regime field, [entries]."""
+        column = self.regime[name]
+        return column.spread(grade_value(name, value, facts) for value in column.values)
 
     def preconditions(self, facts: Mapping[str, Any]) -> tuple[Floats, Floats, Floats]:
         """Return how many preconditions are unmet and hard, unmet and soft, unknown; [entries]."""
-        predicates, codes, owner = self._predicates
-        verdicts = [predicate.holds(facts) for predicate in predicates]
-        columns = []
-        for counted in (
-            [v is False and p.hard for v, p in zip(verdicts, predicates, strict=True)],
-            [v is False and not p.hard for v, p in zip(verdicts, predicates, strict=True)],
-            [v is None for v in verdicts],
-        ):
-            weights = np.asarray(counted, dtype=np.float64)[codes] if len(codes) else None
-            columns.append(np.bincount(owner, weights, minlength=len(self)).astype(np.float64))
-        return columns[0], columns[1], columns[2]
-
-    def words(self, name: str) -> tuple[list[Any], NDArray[np.intp]]:
-        """Return distinct values of a card attribute and each entry's code, for table look-ups."""
-        if name not in self._words:
-            self._words[name] = _codes(getattr(card, name) for card in self.cards)
-        return self._words[name]
-
-    @cached_property
-    def _words(self) -> dict[str, tuple[list[Any], NDArray[np.intp]]]:
-        return {}
+        counts = []
+        for value in self.needs.values:
+            held = [(p.holds(facts), p.hard) for p in map(predicate_of, value)]
+            counts.append(
+                (held.count((False, True)), held.count((False, False)),
+                 sum(verdict is None for verdict, _ in held))
+            )  # fmt: skip
+        hard, soft, unknown = (
+            self.needs.spread(row[which] for row in counts) for which in range(3)
+        )
+        return hard, soft, unknown
 
     def spread(self, name: str, table: Mapping[str, float], default: float) -> Floats:
-        """Return ``table[value]`` for every entry's value of a card attribute, [entries]."""
-        values, codes = self.words(name)
-        return np.asarray([table.get(v, default) for v in values], dtype=np.float64)[codes]
-
-    @cached_property
-    def effect(self) -> Floats:
-        return np.asarray([card.effect for card in self.cards], dtype=np.float64)
-
-    @cached_property
-    def receipts(self) -> Floats:
-        return np.asarray([card.receipts for card in self.cards], dtype=np.float64)
+        """Return ``table[value]`` for every entry's kind, status or bottleneck, [entries]."""
+        column = self.attribute[name]
+        return column.spread(table.get(value, default) for value in column.values)
 
     @cached_property
     def incoming(self) -> dict[str, dict[str, list[str]]]:
@@ -139,6 +166,10 @@ class Columns:
             for relation, other in card.links:
                 found.setdefault(other, {}).setdefault(relation, []).append(card.id)
         return found
+
+
+def _regime_of(name: str) -> Callable[[Card], Any]:
+    return lambda card: card.regime.get(name)
 
 
 def grade_value(name: str, value: Any, facts: Mapping[str, Any]) -> float:
@@ -161,9 +192,3 @@ def _hashable(value: Any) -> Hashable:
         return tuple(_hashable(item) for item in value)
     word: Hashable = value
     return word
-
-
-def _codes(values: Iterable[Hashable]) -> tuple[list[Any], NDArray[np.intp]]:
-    table: dict[Hashable, int] = {}
-    codes = [table.setdefault(value, len(table)) for value in values]
-    return list(table), np.asarray(codes, dtype=np.intp)

@@ -14,12 +14,15 @@ from typing import Final
 
 from specpilot.errors import Conflict, InvalidInput, SpecPilotError, Unsupported
 
-__all__ = ["SCHEMA_VERSION", "Database"]
+__all__ = ["SCHEMA_VERSION", "TOKENIZER", "Database"]
 
 SCHEMA_VERSION: Final = 1
 _BUSY_MS: Final = 15_000
 _NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "gpfs",
                    "fuse.sshfs", "ceph", "beegfs"}  # fmt: skip
+
+TOKENIZER: Final = "\"porter unicode61 tokenchars '_'\""
+"""How the full-text index splits text: English stems, underscores inside words."""
 
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -44,7 +47,7 @@ CREATE TABLE embeddings (
     model TEXT NOT NULL, text_sha256 TEXT NOT NULL, vector BLOB NOT NULL,
     PRIMARY KEY (model, text_sha256)) WITHOUT ROWID;
 CREATE VIRTUAL TABLE fts USING fts5(
-    title, claim, body, tags, tokenize = "porter unicode61 tokenchars '_'");
+    title, claim, body, tags, tokenize = {tokenizer});
 """
 
 
@@ -77,7 +80,7 @@ class Database:
             self.journal_mode = self._choose_journal()
             with self.write():
                 if self._version() is None:
-                    for statement in _statements(_SCHEMA):
+                    for statement in _statements(_SCHEMA.replace("{tokenizer}", TOKENIZER)):
                         run(statement)
                     run("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
         elif version > SCHEMA_VERSION:
@@ -88,6 +91,8 @@ class Database:
             )
         self.journal_mode = str(run("PRAGMA journal_mode").fetchone()[0])
         run("PRAGMA synchronous = FULL")
+        run("PRAGMA temp_store = MEMORY")
+        run("CREATE VIRTUAL TABLE temp.fts_terms USING fts5vocab('main', 'fts', 'row')")
 
     def _version(self) -> int | None:
         run = self._connection.execute

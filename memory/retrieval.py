@@ -18,7 +18,7 @@ from specpilot.memory.columns import Columns, Floats, grade_value, predicate_of
 from specpilot.memory.facts import read_facts
 from specpilot.memory.query import Question, read_question
 from specpilot.memory.regime import EXACT, FIELDS, GENERAL, SIBLING, UNKNOWN
-from specpilot.memory.text import quoted
+from specpilot.memory.text import index_terms, quoted
 from specpilot.types import StepShares
 
 if TYPE_CHECKING:
@@ -28,10 +28,13 @@ __all__ = [
     "DEFAULT_WEIGHTS",
     "Hit",
     "MAX_LIMIT",
+    "VectorScores",
     "SearchResult",
     "Weights",
     "bottleneck_shares",
     "hit_of",
+    "on_rows",
+    "regime_match",
     "render",
     "score_columns",
     "search",
@@ -179,9 +182,9 @@ def score_columns(
     if not question.terms:
         scores = structure
     else:
-        parts = [(weights.text, _on_rows(columns, text))]
+        parts = [(weights.text, on_rows(columns, text))]
         if cosines:
-            parts.append((weights.vectors, _on_rows(columns, cosines)))
+            parts.append((weights.vectors, on_rows(columns, cosines)))
         if facts:
             parts.append((weights.structure, structure))
         total = sum(weight for weight, _ in parts)
@@ -204,12 +207,11 @@ def regime_match(columns: Columns, facts: Mapping[str, Any], weights: Weights) -
 
     Only fields that the facts speak of count, so that what is not asked neither helps nor hurts.
     """
-    grades = columns.grades(facts)
     logs = np.zeros(len(columns))
     total = 0.0
     for name, weight in weights.field:
         if name in facts:
-            logs += weight * np.log(grades[name])
+            logs += weight * np.log(columns.grades(name, facts))
             total += weight
     return np.exp(logs / total) if total else np.ones(len(columns))
 
@@ -258,19 +260,13 @@ def _negatives(
 
 
 def _exclusion(columns: Columns, terms: tuple[str, ...], weights: Weights) -> Floats:
-    wanted = set(terms)
-    tags, codes = columns.words("tags")
-    titles, title_codes = columns.words("title")
-    from specpilot.memory.text import index_terms
+    wanted = {term.rstrip("s") for term in terms}
 
-    def named(words: set[str]) -> bool:
-        return bool(
-            words & wanted or {w.rstrip("s") for w in words} & {w.rstrip("s") for w in wanted}
-        )
+    def factor(card: Card) -> float:
+        words = index_terms(" ".join((card.title, *card.tags)))
+        return weights.excluded if wanted & {word.rstrip("s") for word in words} else 1.0
 
-    by_tag = np.asarray([named({p for t in tag for p in index_terms(t)}) for tag in tags])[codes]
-    by_title = np.asarray([named(set(index_terms(title))) for title in titles])[title_codes]
-    return np.where(by_tag | by_title, weights.excluded, 1.0)
+    return np.fromiter(map(factor, columns.cards), dtype=np.float64, count=len(columns))
 
 
 def _conflict_factor(columns: Columns, stack: tuple[str, ...], weights: Weights) -> Floats:
@@ -294,7 +290,8 @@ def conflicts(columns: Columns, stack: tuple[str, ...]) -> dict[int, list[str]]:
     return found
 
 
-def _on_rows(columns: Columns, by_row: Mapping[int, float]) -> Floats:
+def on_rows(columns: Columns, by_row: Mapping[int, float]) -> Floats:
+    """Return scores by store row as a column scaled to a maximum of 1, [entries]."""
     values = np.zeros(len(columns))
     top = max(by_row.values(), default=0.0)
     if top > 0:

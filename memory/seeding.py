@@ -1,8 +1,11 @@
 """The entries that ship with SpecPilot: one reviewed JSON file each, loaded when asked for."""
 
+import hashlib
 import json
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from specpilot.errors import InvalidInput
 from specpilot.memory.schema import Entry, read_entry
@@ -23,10 +26,7 @@ class SeedReport:
 def read_seeds() -> tuple[Entry, ...]:
     """Read and check every shipped entry, by id. Raises InvalidInput naming the file."""
     entries = []
-    folder = files("specpilot.memory") / "seeds"
-    for file in sorted(folder.iterdir(), key=lambda item: item.name):
-        if not file.name.endswith(".json"):
-            continue
+    for file in _files():
         try:
             entry = read_entry(file.read_text(encoding="utf-8"))
         except InvalidInput as error:
@@ -38,11 +38,35 @@ def read_seeds() -> tuple[Entry, ...]:
 
 
 def load_seeds(store: MemoryStore) -> SeedReport:
-    """Bring the shipped entries into a store, in one transaction. Cheap when nothing changed."""
+    """Bring the shipped entries into a store, in one transaction.
+
+    When they are there already this costs one look at a digest, and nothing is parsed.
+    """
+    digest = _digest()
+    if store.note("seeds_digest") == digest:
+        return SeedReport(0, 0, len(_files()))
     entries = read_seeds()
     with store.transaction():
         outcomes = [store.reseed(entry) for entry in entries]
+        store.set_note("seeds_digest", digest)
     return SeedReport(*(outcomes.count(word) for word in ("added", "updated", "kept")))
+
+
+def _files() -> list[Traversable]:
+    folder = files("specpilot.memory") / "seeds"
+    return sorted(
+        (file for file in folder.iterdir() if file.name.endswith(".json")),
+        key=lambda file: file.name,
+    )
+
+
+@cache
+def _digest() -> str:
+    """Return a hash over names and contents of the shipped files, taken once a process."""
+    digest = hashlib.sha256()
+    for file in _files():
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def as_file(entry: Entry) -> str:

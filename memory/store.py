@@ -5,15 +5,18 @@ are shown from both sides. Status rises only through the receipt verifier that t
 """
 
 import hashlib
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specpilot.errors import CheckFailed, Conflict, InvalidInput, NotFound
 from specpilot.memory.cards import CARD_VERSION, Card, card_of, search_text
 from specpilot.memory.columns import Columns
-from specpilot.memory.database import Database
+from specpilot.memory.database import TOKENIZER, Database
 from specpilot.memory.schema import (
     Change,
     Entry,
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from specpilot.memory.retrieval import SearchResult
 
 __all__ = ["Link", "MemoryStore", "ReceiptVerifier", "Written"]
+
+_SMALL = 1000
+"""Below this many entries every word is searched: the index is fast anyway."""
 
 ReceiptVerifier = Callable[[Evidence | Transfer], bool]
 """Says whether the ledger holds a row's ``receipt`` and says what the row says: its ``deployment``
@@ -269,18 +275,39 @@ class MemoryStore:
             return self._columns
 
     def text_scores(self, terms: Iterable[str], limit: int = 400) -> dict[int, float]:
-        """Return BM25 of the best heads for OR-ed terms, by row; larger is better."""
-        words = [f'"{term}"' for term in dict.fromkeys(terms) if term.replace("_", "").isalnum()]
+        """Return BM25 of the best heads for OR-ed terms, by row; larger is better.
+
+        Terms that more than a third of all entries have say little and cost most: they are left
+        out while rarer ones remain.
+        """
+        words = [term for term in dict.fromkeys(terms) if term.replace("_", "").isalnum()][:64]
         if not words:
             return {}
         with self.database.read() as connection:
+            words = [f'"{word}"' for word in self._telling(words)]
             rows = connection.execute(
                 "SELECT rowid, bm25(fts, 4.0, 3.0, 1.0, 3.0) AS score FROM fts WHERE fts MATCH ? "
-                "ORDER BY score LIMIT ?", (" OR ".join(words[:64]), limit),
+                "ORDER BY score LIMIT ?", (" OR ".join(words), limit),
             )  # fmt: skip
             return {row: -score for row, score in rows}
 
     # Inside
+
+    def _telling(self, words: list[str]) -> list[str]:
+        """Return the words in at most a third of all entries; all of them where none is."""
+        stems = [_stem(word) for word in words]
+        with self.database.read() as connection:
+            entries = connection.execute("SELECT max(row) FROM heads").fetchone()[0] or 0
+            if entries < _SMALL:
+                return words
+            counts = {
+                stem: row[0] if row else 0
+                for stem in set(stems)
+                for row in [connection.execute(
+                    "SELECT doc FROM fts_terms WHERE term = ?", (stem,)).fetchone()]
+            }  # fmt: skip
+        rare = [w for w, stem in zip(words, stems, strict=True) if counts[stem] <= entries / 3]
+        return rare or words
 
     def vouched(self, row: Evidence | Transfer) -> bool:
         """Return whether the receipt of a row is accepted by the verifier."""
@@ -354,19 +381,36 @@ class MemoryStore:
             if card.kind == entry.kind and overlap(mine, trigrams(card.title)) >= 0.6
         )  # fmt: skip
 
-    def _refresh_cards(self) -> None:
+    def note(self, key: str) -> str | None:
+        """Return a value that the memory keeps about itself, such as the seeds' digest."""
         with self.database.read() as connection:
-            row = connection.execute("SELECT value FROM meta WHERE key = 'card_version'").fetchone()
-        if row is not None and int(row[0]) == CARD_VERSION:
+            row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_note(self, key: str, value: str) -> None:
+        with self.database.write() as connection:
+            connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def _refresh_cards(self) -> None:
+        if self.note("card_version") == str(CARD_VERSION):
             return
         with self.database.write() as connection:
             for id in self.ids():
                 connection.execute(
                     "UPDATE heads SET card = ? WHERE id = ?", (card_of(self.get(id)).dump(), id)
                 )
-            connection.execute(
-                "INSERT OR REPLACE INTO meta VALUES ('card_version', ?)", (str(CARD_VERSION),)
-            )
+            self.set_note("card_version", str(CARD_VERSION))
+
+
+@lru_cache(maxsize=4096)
+def _stem(word: str) -> str:
+    """Return what the full-text index stores for a word, by asking its tokenizer."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(f"CREATE VIRTUAL TABLE t USING fts5(x, tokenize = {TOKENIZER})")
+        connection.execute("CREATE VIRTUAL TABLE v USING fts5vocab('t', 'row')")
+        connection.execute("INSERT INTO t VALUES (?)", (word,))
+        row = connection.execute("SELECT term FROM v").fetchone()
+    return str(row[0]) if row else word
 
 
 def trigrams(text: str) -> frozenset[str]:
