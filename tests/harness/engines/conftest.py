@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import uvicorn
 
+from specpilot.harness.engines.app import EngineApp
 from specpilot.harness.engines.backend import Backend
 from specpilot.harness.engines.client import EngineClient
 from specpilot.harness.engines.mock.backend import MockBackend
-from specpilot.harness.engines.server import EngineApp, Server, listen
+from specpilot.harness.engines.server import Server, listen
 from specpilot.harness.engines.settings import MockSettings
 
 
