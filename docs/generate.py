@@ -1,12 +1,15 @@
-"""Write the generated pages: ``docs/structure.md`` from module docstrings.
+"""Write what is generated: ``docs/structure.md`` from docstrings, tables from benchmark files.
 
-Run ``python docs/generate.py`` after adding or renaming a module; a test compares the page with
-the tree.
+Run ``python -P docs/generate.py`` after adding a module, a tool or a benchmark; a test compares.
 """
 
 import ast
+import json
+import re
 import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {
@@ -43,5 +46,74 @@ def structure() -> str:
     return "\n".join(lines)
 
 
+def run_pico() -> str:
+    """AR, stock and final of the committed round, with intervals."""
+    document = load("run_pico")
+    rows = by_id(document)
+    lines = ["| system | tokens/s | τ | over AR | over stock |", "|---|---|---|---|---|"]
+    for arm, over_ar, over_stock in (
+        ("ar", "1.00", ""),
+        ("stock", interval(rows["run.pico.stock_over_ar"]), "1.00"),
+        (
+            "final",
+            interval(rows["run.pico.speedup_over_ar"]),
+            interval(rows["run.pico.speedup_over_stock"]),
+        ),
+    ):
+        speed = rows[f"run.pico.tokens_per_s.{arm}"]["value"]
+        tau = rows[f"run.pico.tokens_per_pass.{arm}"]["value"]
+        name = {"ar": "AR"}.get(arm, arm)
+        lines.append(f"| {name} | {speed:.0f} | {tau:.2f} | {over_ar} | {over_stock} |")
+    machine, note = document["machine"], rows["run.pico.promoted"]["note"]
+    lines += ["", f"{note}. `{document['command']}`, {machine['cores']} cores of an "
+              f"{machine['cpu']}, {rows['run.pico.seconds']['value']:.0f} s, {document['date']}; "
+              "intervals are 95 %."]  # fmt: skip
+    return "\n".join(lines)
+
+
+def tools() -> str:
+    """One line for each MCP tool: name and description."""
+    from specpilot.mcp_server.server import TOOLS
+
+    jobs = {"cost_profile", "trial_start", "forcing_check", "final_start"}
+    lines = []
+    for function, _, _ in TOOLS:
+        star = "*" if function.__name__ in jobs else ""
+        lines.append(f"| `{function.__name__}`{star} | {(function.__doc__ or '').strip()} |")
+    return "\n".join(lines)
+
+
+def load(name: str) -> dict[str, Any]:
+    path = ROOT / "docs" / "benchmarks" / f"{name}.json"
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def by_id(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in document["results"]}
+
+
+def interval(row: Mapping[str, Any]) -> str:
+    return f"{row['value']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+
+
+TABLES: dict[str, Callable[[], str]] = {"run-pico": run_pico, "tools": tools}
+PAGES = ("README.md",)
+
+
+def with_tables(text: str) -> str:
+    """Fill every ``begin table NAME`` .. ``end table NAME`` of a page."""
+
+    def fill(match: re.Match[str]) -> str:
+        name = match.group(1)
+        return f"<!-- begin table {name} -->\n{TABLES[name]()}\n<!-- end table {name} -->"
+
+    pattern = r"<!-- begin table (\S+) -->\n.*?<!-- end table \1 -->"
+    return re.sub(pattern, fill, text, flags=re.DOTALL)
+
+
 if __name__ == "__main__":
     (ROOT / "docs" / "structure.md").write_text(structure(), encoding="utf-8")
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
