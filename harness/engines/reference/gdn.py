@@ -17,12 +17,11 @@ from torch import Tensor
 
 from specpilot.harness.engines.reference.config import GdnConfig
 from specpilot.harness.engines.reference.layers import RmsNorm
-from specpilot.harness.engines.reference.rows import Rows
+from specpilot.harness.engines.reference.rows import Rows, TreeLayout
 from specpilot.harness.engines.reference.weights import WeightFolder
 from specpilot.kernels.gdn_chunk.naive import chunk_gated_delta_rule
-from specpilot.kernels.gdn_tree.naive import TreeUpdates, tree_wy
 
-__all__ = ["GdnLayer", "GdnState", "GdnUpdates", "commit_"]
+__all__ = ["GdnLayer", "GdnState", "GdnUpdates", "commit_", "tree_form"]
 
 
 class GdnState(NamedTuple):
@@ -37,9 +36,16 @@ class GdnState(NamedTuple):
 
 
 class GdnUpdates(NamedTuple):
-    """What one layer of a verify pass keeps for its commit. ``inputs`` [R, T, channels]."""
+    """What one layer of a verify pass keeps for its commit, instead of a state for every node.
 
-    delta: TreeUpdates
+    ``k`` [R, key_heads, T, key_dim], ``u`` [R, value_heads, T, value_dim], ``decay`` [R,
+    value_heads, T] (log decay summed along each path) and ``inputs`` [R, T, channels] of the
+    convolution.
+    """
+
+    k: Tensor
+    u: Tensor
+    decay: Tensor
     inputs: Tensor
 
 
@@ -79,9 +85,9 @@ class GdnLayer:
         g = F.softplus(a.to(self.rate.dtype) + self.dt_bias).mul_(self.rate)
         beta = b.to(self.rate.dtype).sigmoid()
         updates = None
-        if rows.sees is not None:
-            out, delta = tree_wy(q, k, v, g, beta, state.memory, rows.sees)
-            updates = GdnUpdates(delta, mixed)
+        if rows.tree is not None:
+            out, k, u, decay = tree_form(q, k, v, g, beta, state.memory, rows.tree)
+            updates = GdnUpdates(k, u, decay, mixed)
         else:
             if rows.count == 1:
                 out = self._step(q, k, v, g, beta, state.memory)
@@ -96,10 +102,11 @@ class GdnLayer:
         width, channels = self.conv.shape
         if rows.count == 1:
             return (line * self.conv).sum(1, keepdim=True)
-        if rows.conv_rows is None:
+        if rows.tree is None:
             taps = [line[:, i : i + rows.count] for i in range(width)]
         else:
-            taken = line.flatten(0, 1).index_select(0, rows.conv_rows)
+            assert rows.tree.taps is not None
+            taken = line.flatten(0, 1).index_select(0, rows.tree.taps)
             taken = taken.view(rows.requests, rows.count, width, channels)
             return (taken * self.conv).sum(2)
         out = taps[0] * self.conv[0]
@@ -120,18 +127,54 @@ class GdnLayer:
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, memory: Tensor
     ) -> Tensor:
         """One token a request, updating ``memory`` in place. Returns [R, 1, heads, value_dim]."""
-        group = self.shape.value_heads // self.shape.key_heads
-        k_row = k.transpose(1, 2).repeat_interleave(group, 1)  # [R, heads, 1, key_dim]
-        q_row = q.transpose(1, 2).repeat_interleave(group, 1)
+        requests, _, heads, value_dim = v.shape
+        group = (self.shape.key_heads, heads // self.shape.key_heads)
+        k_row, q_row = (x.transpose(1, 2).unsqueeze(2) for x in (k, q))  # [R, Hk, 1, 1, key_dim]
+        grouped = memory.view(requests, *group, *memory.shape[2:])
         memory.mul_(g.exp().transpose(1, 2).unsqueeze(-1))
-        u = (v.transpose(1, 2) - k_row @ memory).mul_(beta.transpose(1, 2).unsqueeze(-1))
-        memory.addcmul_(k_row.mT, u)
-        return (q_row @ memory).transpose(1, 2)
+        u = v.view(requests, *group, 1, value_dim) - k_row @ grouped
+        grouped.addcmul_(k_row.mT, u.mul_(beta.view(requests, *group, 1, 1)))
+        return (q_row @ grouped).view(requests, 1, heads, value_dim)
 
     def _gated_norm(self, out: Tensor, z: Tensor) -> Tensor:
         normed = self.norm.wide(out)
         gate = F.silu(z.to(normed.dtype)).view_as(normed)
         return normed.mul_(gate).flatten(2).to(z.dtype)
+
+
+def tree_form(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, memory: Tensor, tree: TreeLayout
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every node of a tree at once; arguments as in ``kernels.gdn_tree.naive.tree_wy``.
+
+    The same equations, arranged for few operations: products of keys and queries are made once a
+    key head and shared by its value heads, and everything that the tree alone decides comes from
+    its layout. Returns outputs [R, T, Hv, dv] and the k, u and decay of ``GdnUpdates``.
+    """
+    requests, count, heads = v.shape[:3]
+    group = (k.shape[2], heads // k.shape[2])
+
+    def by_group(x: Tensor) -> Tensor:  # [R, T, Hv, ...] -> [R, Hk, group, T, ...]
+        return x.transpose(1, 2).unflatten(1, group)
+
+    both = torch.cat((k, q), 1).transpose(1, 2)  # [R, Hk, 2 T, dk]: all keys, then all queries
+    keys = both[:, :, :count]
+    pairs = (both @ keys.mT).unsqueeze(2)
+    read = both.unsqueeze(2) @ memory.unflatten(1, group)
+    decay = by_group(tree.above @ g).unsqueeze(-1)
+    # The bar comes before exp: e^G_n e^-G_m apart overflows, and so may what no path holds.
+    weight = (decay - decay.mT + tree.barred[:, None, None]).exp_()
+    strength, from_root = by_group(beta).unsqueeze(-1), decay.exp()
+    rhs = by_group(v).addcmul(from_root, read[..., :count, :], value=-1).mul_(strength)
+    lower = (pairs[..., :count, :] * weight).mul_(strength)  # its diagonal is not read
+    u = torch.linalg.solve_triangular(lower, rhs, upper=False, unitriangular=True)
+    out = (pairs[..., count:, :] * weight @ u).addcmul_(from_root, read[..., count:, :])
+    return (
+        out.flatten(1, 2).transpose(1, 2),
+        keys,
+        u.flatten(1, 2),
+        decay.reshape(requests, heads, count),
+    )
 
 
 def commit_(state: GdnState, updates: Sequence[GdnUpdates], path: Tensor, length: Tensor) -> None:
@@ -144,8 +187,8 @@ def commit_(state: GdnState, updates: Sequence[GdnUpdates], path: Tensor, length
     one go and without a temporary of the state's size: S = e^G_last S + sum_j e^(G_last - G_j) k_j
     u_j^T over the path.
     """
-    delta = [update.delta for update in updates]
-    decay = torch.stack([d.decay for d in delta], 1)  # [R, layers, heads, N]
+    heads = state.memory.shape[2]
+    decay = torch.stack([update.decay for update in updates], 1)  # [R, layers, heads, T]
     at = path[:, None, None].expand(*decay.shape[:3], -1)
     decay = decay.gather(-1, at)
     total = decay[..., -1:]
@@ -153,15 +196,18 @@ def commit_(state: GdnState, updates: Sequence[GdnUpdates], path: Tensor, length
     weight = (total - decay).exp_() * held[:, None, None]
 
     def along(parts: list[Tensor]) -> Tensor:
-        whole = torch.stack(parts, 1)
-        return whole.gather(3, at.unsqueeze(-1).expand(*at.shape, whole.shape[-1]))
+        whole = torch.stack(parts, 1)  # [R, layers, H, T, d]
+        return whole.gather(
+            3, at[:, :, : whole.shape[2], :, None].expand(-1, -1, -1, -1, whole.shape[-1])
+        )
 
-    k = along([d.k for d in delta]).mul_(weight.unsqueeze(-1)).flatten(0, 2)
-    u = along([d.u for d in delta]).flatten(0, 2)
+    k = along([update.k for update in updates])
+    k = k.repeat_interleave(heads // k.shape[2], 2).mul_(weight.unsqueeze(-1)).flatten(0, 2)
+    u = along([update.u for update in updates]).flatten(0, 2)
     state.memory.mul_(total.exp().unsqueeze(-1))
     state.memory.flatten(0, 2).baddbmm_(k.mT, u)
 
-    line = torch.cat((state.conv, torch.stack([u.inputs for u in updates], 1)), 2)
+    line = torch.cat((state.conv, torch.stack([update.inputs for update in updates], 1)), 2)
     keep = state.conv.shape[2]
     order = torch.arange(keep, device=path.device)
     row = length[:, None] + order - keep  # of the path; below 0, of the old state

@@ -10,13 +10,28 @@ and shared by all layers.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specpilot.kernels.gdn_tree.naive import ancestor_mask, conv_index
 
-__all__ = ["Rows", "block_rows", "chain_rows", "tree_rows"]
+__all__ = ["Rows", "TreeLayout", "block_rows", "chain_rows", "tree_rows"]
+
+
+class TreeLayout(NamedTuple):
+    """How the rows of a pass over R trees of T rows see each other; the same in every layer.
+
+    ``depth`` int64 [R, T]. ``above`` [R, T, T]: 1 where column m is row n or an ancestor of it,
+    else 0; ``barred``: 0 there, else -inf; both at least fp32. ``taps`` int64 [R * T * width]: rows
+    of the flattened ``cat(conv state, inputs)`` that each row convolves, or None without GDN.
+    """
+
+    depth: Tensor
+    above: Tensor
+    barred: Tensor
+    taps: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +40,8 @@ class Rows:
 
     ``positions`` int64 [R, T]. ``cache_rows`` int64 [R * T]: rows of the flattened KV cache.
     ``span``: cache rows that attention reads. ``bias`` [R, 1, T, span], 0 or -inf, or None where
-    every row sees everything. ``sees`` bool [R, T, T], the ancestor mask, or None for a chain that
-    is committed as it is computed (prefill, and decoding by single rows). ``conv_rows`` int64
-    [R * T * width]: rows of the flattened ``cat(conv state, inputs)`` that each row convolves.
+    every row sees everything. ``tree`` is None for a chain that is committed as it is computed
+    (prefill, and decoding by single rows) and for a drafter's block.
     """
 
     first: int
@@ -37,8 +51,7 @@ class Rows:
     cache_rows: Tensor
     span: int
     bias: Tensor | None
-    sees: Tensor | None
-    conv_rows: Tensor | None
+    tree: TreeLayout | None
 
     @property
     def slots(self) -> slice:
@@ -57,7 +70,7 @@ def chain_rows(first: int, lengths: Sequence[int], count: int, capacity: int, li
             count, device=like.device
         )
         bias = _bias(torch.arange(span, device=like.device) <= last[..., None], like)
-    return _rows(first, lengths, count, capacity, like, None, span, bias, None, None)
+    return _rows(first, lengths, count, capacity, like, span, bias, None)
 
 
 def block_rows(first: int, lengths: Sequence[int], count: int, capacity: int, like: Tensor) -> Rows:
@@ -68,7 +81,7 @@ def block_rows(first: int, lengths: Sequence[int], count: int, capacity: int, li
         end = torch.tensor(lengths, device=like.device)[:, None, None] + count
         seen = torch.arange(span, device=like.device) < end
         bias = _bias(seen.expand(-1, count, -1), like)
-    return _rows(first, lengths, count, capacity, like, None, span, bias, None, None)
+    return _rows(first, lengths, count, capacity, like, span, bias, None)
 
 
 def tree_rows(
@@ -84,14 +97,13 @@ def tree_rows(
     Shorter trees are padded with rows that nothing sees. ``conv_width`` is None for dense targets.
     """
     count = max(map(len, parents))
-    depth, sees, taps = _trees(tuple(parents), count, conv_width, like.device)
+    tree = _layout(tuple(parents), count, conv_width, like.dtype, like.device)
     span = max(lengths) + count
     bias = like.new_full((len(lengths), 1, count, span), -torch.inf)
-    within = like.new_zeros(sees.shape).masked_fill_(~sees, -torch.inf)
     for r, length in enumerate(lengths):
         bias[r, :, :, :length] = 0
-        bias[r, 0, :, length : length + count] = within[r]
-    return _rows(first, lengths, count, capacity, like, depth, span, bias, sees, taps)
+        bias[r, 0, :, length : length + count] = tree.barred[r]
+    return _rows(first, lengths, count, capacity, like, span, bias, tree)
 
 
 def _rows(
@@ -100,27 +112,22 @@ def _rows(
     count: int,
     capacity: int,
     like: Tensor,
-    depth: Tensor | None,
     span: int,
     bias: Tensor | None,
-    sees: Tensor | None,
-    taps: Tensor | None,
+    tree: TreeLayout | None,
 ) -> Rows:
     order = torch.arange(count, device=like.device)
     length = torch.tensor(lengths, device=like.device)[:, None]
-    base = (
-        length + capacity * torch.arange(first, first + len(lengths), device=like.device)[:, None]
-    )
+    slots = torch.arange(first, first + len(lengths), device=like.device)[:, None]
     return Rows(
         first=first,
         requests=len(lengths),
         count=count,
-        positions=length + (order if depth is None else depth),
-        cache_rows=(base + order).flatten(),
+        positions=length + (order if tree is None else tree.depth),
+        cache_rows=(length + capacity * slots + order).flatten(),
         span=span,
         bias=bias,
-        sees=sees,
-        conv_rows=taps,
+        tree=tree,
     )
 
 
@@ -130,16 +137,21 @@ def _bias(seen: Tensor, like: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)  # chains, and trees that recur, are laid out once
-def _trees(
-    parents: tuple[tuple[int, ...], ...], count: int, width: int | None, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Depths [R, T], ancestor mask [R, T, T] and flat convolution taps of a batch of trees."""
+def _layout(
+    parents: tuple[tuple[int, ...], ...],
+    count: int,
+    width: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> TreeLayout:
     padded = [up + (-1,) * (count - len(up)) for up in parents]
     parent = torch.tensor(padded, device=device)
-    sees = ancestor_mask(parent)
+    above = ancestor_mask(parent)
+    wide = above.to(torch.promote_types(dtype, torch.float32))
+    barred = torch.zeros_like(wide).masked_fill_(~above, -torch.inf)
     taps = None
     if width is not None:
         line = width - 1 + count  # rows of one request's cat(conv state, inputs)
         offset = line * torch.arange(len(parents), device=device)
         taps = (conv_index(parent, width) + offset[:, None, None]).flatten()
-    return sees.sum(-1) - 1, sees, taps
+    return TreeLayout(above.sum(-1) - 1, wide, barred, taps)
