@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specpilot.errors import Conflict, SpecPilotError
-from specpilot.harness.controller.paths import socket_path
+from specpilot.harness.controller.paths import EXIT_TAKEN, socket_path
 from specpilot.harness.controller.service import Server, Service
 from specpilot.home import home
 
 __all__ = ["main"]
-
-EXIT_TAKEN = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:

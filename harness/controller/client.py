@@ -22,7 +22,7 @@ from pydantic import BaseModel
 import specpilot.errors
 from specpilot.errors import CheckFailed, EngineFailure, SpecPilotError
 from specpilot.harness.controller import protocol as p
-from specpilot.harness.controller.paths import short_path, socket_path
+from specpilot.harness.controller.paths import EXIT_TAKEN, short_path, socket_path
 from specpilot.home import home
 
 __all__ = ["ControllerClient", "ensure_running"]
@@ -152,10 +152,8 @@ def ensure_running(state: Path | None = None, *, idle_exit_s: float = 900.0) -> 
     """
     state = state or home()
     path = socket_path(state)
-    try:
-        return ControllerClient(path)
-    except EngineFailure:
-        pass
+    if (client := _reach(path)) is not None:
+        return client
     log = state / "controller" / "controller.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "specpilot.harness.controller"]
@@ -172,14 +170,26 @@ def ensure_running(state: Path | None = None, *, idle_exit_s: float = 900.0) -> 
         )
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        try:
-            return ControllerClient(path)
-        except EngineFailure:
-            if process.poll() not in (None, 0) and not path.exists():
-                break
-            time.sleep(0.05)
+        if (client := _reach(path)) is not None:
+            return client
+        if process.poll() not in (None, 0, EXIT_TAKEN):
+            break
+        time.sleep(0.05)
     tail = log.read_text(encoding="utf-8", errors="replace")[-1000:].strip()
     raise EngineFailure(f"The controller did not start. Its log ({log}) ends:\n{tail}")
+
+
+def _reach(path: Path) -> ControllerClient | None:
+    """Return a client of a controller that answers; one that is just ending does not."""
+    client = None
+    try:
+        client = ControllerClient(path)
+        client.hello()
+    except EngineFailure:
+        if client is not None:
+            client.close()
+        return None
+    return client
 
 
 _PASSED_ON = (

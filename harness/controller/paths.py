@@ -1,11 +1,14 @@
-"""Where controller and clients meet: the socket's path, in a form that fits its address."""
+"""Where controller and clients meet: the socket's path, and what a start that lost a race says."""
 
 import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["short_path", "socket_path"]
+__all__ = ["EXIT_TAKEN", "short_path", "socket_path"]
+
+EXIT_TAKEN = 3
+"""Exit status of a controller whose state directory another one has."""
 
 
 def socket_path(state: Path) -> Path:

@@ -84,6 +84,13 @@ def register_quick(stock: dict[str, object] | None = None, name: str = "quick") 
     )
 
 
+@pytest.fixture
+def quick_deployment(specpilot_home: Path) -> str:
+    """The quick mock deployment in this test's own state."""
+    register_quick()
+    return "quick"
+
+
 @pytest.fixture(scope="module")
 def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
     """One controller for a module's tests: its rounds are independent."""

@@ -1,0 +1,74 @@
+"""Telemetry sees what processes use, and reads what the GPU driver says."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specpilot.harness.controller.telemetry import (
+    CpuSample,
+    descendants,
+    foreign_cores,
+    sample_cpu,
+    sample_gpus,
+)
+
+
+@pytest.fixture
+def burner() -> Iterator[int]:
+    """A child process that computes until the test ends."""
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    yield child.pid
+    child.kill()
+    child.wait()
+
+
+def test_a_process_tree_is_charged_with_what_it_uses(burner: int) -> None:
+    before = sample_cpu([burner, os.getpid()])
+    deadline = time.monotonic() + 20
+    after = before
+    while after.trees_s[burner] - before.trees_s[burner] < 0.1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        after = sample_cpu([burner, os.getpid()])
+    used = after.trees_s[burner] - before.trees_s[burner]
+    assert used >= 0.1
+    assert after.trees_s[os.getpid()] - before.trees_s[os.getpid()] >= used
+    assert burner in descendants(os.getpid())
+
+
+def test_foreign_cores_leave_out_the_own_tree() -> None:
+    before = CpuSample(0.0, 10.0, {1: 2.0})
+    after = CpuSample(2.0, 13.0, {1: 3.0})
+    assert foreign_cores(before, after, 1) == pytest.approx(1.0)
+    assert foreign_cores(before, before, 1) == 0.0
+
+
+def test_a_tree_that_has_ended_uses_nothing() -> None:
+    assert sample_cpu([2**22 - 1]).trees_s == {2**22 - 1: 0.0}
+
+
+def test_gpus_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        "  *compute-apps*) echo 'GPU-1, 42';;\n"
+        "  *) echo 'GPU-1, NVIDIA H200, 1980, 41, [N/A]';;\n"
+        "esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (gpu,) = sample_gpus()
+    assert (gpu.name, gpu.sm_clock_mhz, gpu.temperature_c, gpu.pids) == (
+        "NVIDIA H200", 1980.0, 41.0, (42,),
+    )  # fmt: skip
+    assert gpu.power_w != gpu.power_w
+
+
+def test_a_machine_without_a_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert sample_gpus() == ()
