@@ -55,7 +55,7 @@ class Weights:
 
     structure: float = 0.45
     text: float = 0.55
-    vectors: float = 0.0
+    vectors: float = 0.55
     field: tuple[tuple[str, float], ...] = (
         ("serving", 3.0), ("requests", 1.0), ("context_tokens", 1.0), ("target_params_b", 0.5),
         ("temperature", 0.5), ("target_family", 0.75), ("target_arch", 2.0), ("weight_dtype", 2.0),
@@ -184,7 +184,7 @@ def score_columns(
     else:
         parts = [(weights.text, on_rows(columns, text))]
         if cosines:
-            parts.append((weights.vectors, on_rows(columns, cosines)))
+            parts.append((weights.vectors, on_rows(columns, _contrast(cosines))))
         if facts:
             parts.append((weights.structure, structure))
         total = sum(weight for weight, _ in parts)
@@ -288,6 +288,12 @@ def conflicts(columns: Columns, stack: tuple[str, ...]) -> dict[int, list[str]]:
             if other in columns.by_id:
                 found.setdefault(columns.by_id[other], []).append(member)
     return found
+
+
+def _contrast(cosines: Mapping[int, float]) -> dict[int, float]:
+    """Return cosines above the least of those returned: unrelated texts are far from 0 apart."""
+    least = min(cosines.values())
+    return {row: cosine - least for row, cosine in cosines.items()}
 
 
 def on_rows(columns: Columns, by_row: Mapping[int, float]) -> Floats:

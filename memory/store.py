@@ -31,7 +31,7 @@ from specpilot.memory.text import index_terms, indexable
 from specpilot.types import StepShares
 
 if TYPE_CHECKING:
-    from specpilot.memory.retrieval import SearchResult
+    from specpilot.memory.retrieval import SearchResult, VectorScores
 
 __all__ = ["Link", "MemoryStore", "ReceiptVerifier", "Written"]
 
@@ -252,12 +252,16 @@ class MemoryStore:
         stack: tuple[str, ...] = (),
         limit: int = 8,
         offset: int = 0,
+        vectors: "VectorScores | None" = None,
     ) -> "SearchResult":
-        """Rank entries for a question and a deployment: see ``retrieval.search``."""
+        """Rank entries for a question and a deployment: see ``retrieval.search``.
+
+        ``vectors`` is the vector index's answer, such as ``SemanticClient(path).scores``.
+        """
         from specpilot.memory.retrieval import search
 
         return search(self, query, facts=facts, shares=shares, kinds=kinds, stack=stack,
-                      limit=limit, offset=offset)  # fmt: skip
+                      limit=limit, offset=offset, vectors=vectors)  # fmt: skip
 
     def columns(self) -> Columns:
         """Return the columns over all heads, brought up to date with other writers."""
