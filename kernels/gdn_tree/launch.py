@@ -119,11 +119,13 @@ def _check(
     return requests, rows, key_heads, heads, dk, dv
 
 
-def _wy_config(rows: int, programs: int, dv: int) -> tuple[int, int]:
-    """(value columns a program, warps). Few programs are split further to fill the device."""
-    if programs >= 256:
-        return min(dv, 64), 4
-    return min(dv, 32), 4 if rows > 32 else 2
+WyConfig = tuple[int, int, int, int]
+
+
+def _wy_config(rows: int, programs: int, dv: int) -> WyConfig:
+    """(rows a block of inverses, shares of a head's columns, columns a step, warps)."""
+    shares = 2 if programs < 132 else 1
+    return min(max(16, triton.next_power_of_2(rows)), 32), shares, min(dv // shares, 32), 4
 
 
 def tree_wy(
@@ -137,14 +139,14 @@ def tree_wy(
     mask: Tensor,
     *,
     out: Tensor | None = None,
-    config: tuple[int, int] | None = None,
-    precision: tuple[str, str] = ("tf32x3", "tf32"),
+    config: WyConfig | None = None,
+    precision: tuple[str, str] = ("tf32", "tf32"),
 ) -> Tensor:
     """Outputs [R, N, Hv, dv] of every node, in v's dtype; the state pool is read once.
 
-    ``mask`` bool [R, N, N] from ``naive.ancestor_mask``. ``config`` is (value columns a program,
-    warps), ``precision`` that of the solve and of reading its result; the defaults are measured.
-    Raises ``InvalidInput`` and ``Unsupported``.
+    ``mask`` bool [R, N, N] from ``naive.ancestor_mask``. ``config`` is (rows a block of inverses,
+    shares that a head's columns are split into, columns a step, warps), ``precision`` that of the
+    products before the state is read and of reading it. Raises ``InvalidInput``, ``Unsupported``.
     """
     requests, rows, key_heads, heads, dk, dv = _check(k, v, g, beta, state, slot, q)
     _need(
@@ -153,13 +155,13 @@ def tree_wy(
     )
     _need(mask.is_contiguous() and mask.device == v.device, "mask must be contiguous, with v.")
     out = torch.empty_like(v) if out is None else out
-    columns, warps = config or _wy_config(rows, requests * heads, dv)
-    blocks = triton.next_power_of_2(triton.cdiv(rows, 16))
-    wy_kernel[(heads * (dv // columns), requests)](
+    block, shares, columns, warps = config or _wy_config(rows, requests * heads, dv)
+    padded = max(16, triton.next_power_of_2(rows))
+    wy_kernel[(heads * shares, requests)](
         q, k, v, g, beta, state, slot, mask.view(torch.uint8), out,
-        N=rows, NB=blocks, HK=key_heads, HV=heads, DK=dk, DV=dv, BV=columns,
-        MMA=tl.float32 if INTERPRETED else tl.bfloat16,
-        SOLVE=precision[0], READ=precision[1], num_warps=warps,
+        N=rows, NP=padded, C=min(block, padded), HK=key_heads, HV=heads, DK=dk, DV=dv, BV=columns,
+        SHARES=shares, MMA=tl.float32 if INTERPRETED else tl.bfloat16,
+        SOLVE=precision[0], READ=precision[1], num_warps=warps, num_stages=2,
     )  # fmt: skip
     return out
 

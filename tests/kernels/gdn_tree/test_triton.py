@@ -76,10 +76,10 @@ def test_wy_kernel_equals_the_recurrence(rows: int, shape: str) -> None:
     assert torch.equal(p["state"], before)
 
 
-@pytest.mark.parametrize("columns", [16, 32])
-def test_wy_kernel_does_not_depend_on_how_columns_are_split(columns: int) -> None:
+@pytest.mark.parametrize("config", [(16, 1, 32, 4), (32, 2, 16, 4), (64, 1, 16, 4)])
+def test_wy_kernel_does_not_depend_on_its_configuration(config: tuple) -> None:
     p = problem(3, 33, "random")
-    got = launch.tree_wy(*inputs(p), naive.ancestor_mask(p["parent"]), config=(columns, 4))
+    got = launch.tree_wy(*inputs(p), naive.ancestor_mask(p["parent"]), config=config)
     assert error(got, reference(p)[0]) < TOLERANCE
 
 
