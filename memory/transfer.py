@@ -146,6 +146,7 @@ def plan_port(
     for at in candidates:
         step = _step(store, columns, at, float(match[at]), known, predict, stack)
         ranked.append((_priority(step, float(worth[at]), pull), step))
+    ranked = _lower_unsupported(ranked)
     ranked.sort(key=lambda pair: -pair[0])
     open_steps = _fold_variants(columns, [step for _, step in ranked if not step.blocked])
     steps = _with_requirements(open_steps[:limit], open_steps)
@@ -214,6 +215,8 @@ def _expected(
         return max(opinions), "the cost model"
     gain = math.exp(card.effect * match)
     basis = "reports elsewhere, shrunk and discounted by the regime"
+    if card.effect == 0:
+        basis = "unknown: no report isolates it"
     if card.kernel:
         share = float(facts.get(f"share_{card.bottleneck}", _KERNEL_SHARE))
         gain = 1 / (1 - share + share / gain)
@@ -347,6 +350,22 @@ def _evidence(entry: Entry) -> str:
         return f"{shown}{where} (receipt {row.receipt.seq}, audit {row.forcing})"
     source = f" ({row.source})" if row and row.source else ""
     return f"{shown}{where}{source}; {receipts} receipts"
+
+
+def _lower_unsupported(ranked: list[tuple[float, PlanStep]]) -> list[tuple[float, PlanStep]]:
+    """Lower steps whose requirement cannot be taken here, and warn: some need it only in part."""
+    blocked = {step.entry: step for _, step in ranked if step.blocked}
+    result = []
+    for priority, step in ranked:
+        missing = [text for text in step.requires if re.split(r"[: ]", text)[0] in blocked]
+        warnings = tuple(
+            f"requires {text}; not possible here: "
+            + "; ".join(blocked[re.split(r"[: ]", text)[0]].unmet)
+            for text in missing if "(in the stack)" not in text
+        )  # fmt: skip
+        result.append((priority - 0.15 * len(warnings),
+                       replace(step, warnings=step.warnings + warnings)))  # fmt: skip
+    return result
 
 
 def _fold_variants(columns: Columns, steps: list[PlanStep]) -> list[PlanStep]:

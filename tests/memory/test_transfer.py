@@ -108,6 +108,20 @@ def test_the_gap_moves_its_term_up(seeded):
     assert place(kernel, "best-first-tree") >= place(tokens, "best-first-tree")
 
 
+def test_a_step_whose_requirement_cannot_be_met_here_is_lowered_and_says_so(seeded):
+    plan = plan_port(seeded, PICO, limit=20)
+    order = names(plan.steps)
+    assert order.index("best-first-tree") < order.index("two-level-verification")
+    tlv = next(step for step in plan.steps if step.entry == "two-level-verification")
+    assert any("w12-weight-format" in text and "not possible here" in text for text in tlv.warnings)
+
+
+def test_a_gain_that_nobody_isolated_is_called_unknown(seeded):
+    plan = plan_port(seeded, PRO, SINGLE, limit=20)
+    step = next(step for step in plan.steps if step.entry == "gdn-tree-wy-verify")
+    assert (step.predicted, step.basis) == (1.0, "unknown: no report isolates it")
+
+
 def test_an_empty_memory_plans_nothing(store):
     assert plan_port(store, PICO).steps == ()
 
