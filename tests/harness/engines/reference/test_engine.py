@@ -1,6 +1,7 @@
 """Speculation changes nothing but the number of passes: output equals plain decoding, exactly."""
 
 import random
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -204,47 +205,42 @@ def test_output_equals_plain_decoding_with_a_block_drafter(
     assert outputs(run(engine, requests)) == outputs(plain)
 
 
-def test_a_stop_token_inside_an_accepted_path_ends_the_output_there(targets):
-    request = GenerateRequest("a", (5, 6, 7), max_new_tokens=40, ignore_eos=True)
-    plain = outputs(run(ReferenceEngine(settings("none"), targets["hybrid"]), [request]))["a"]
-    stop = plain[9]
-    end = plain.index(stop) + 1
-    stopped = GenerateRequest("a", (5, 6, 7), 40, ignore_eos=True, stop_token_ids=(stop,))
-    oracle = Oracle([[5, 6, 7, *plain]], quality=1.0)
-    engine = ReferenceEngine(settings("chain", block=16), targets["hybrid"], oracle)
-    events = run(engine, [stopped])["a"]
-    assert outputs({"a": events})["a"] == plain[:end]
-    assert events[-1].finished == "stop"
-
-
-def test_the_length_limit_holds_inside_an_accepted_path(targets):
-    request = GenerateRequest("a", (5, 6, 7), max_new_tokens=12, ignore_eos=True)
-    plain = outputs(run(ReferenceEngine(settings("none"), targets["hybrid"]), [request]))["a"]
-    more = GenerateRequest("a", (5, 6, 7), max_new_tokens=40, ignore_eos=True)
-    longer = outputs(run(ReferenceEngine(settings("none"), targets["hybrid"]), [more]))["a"]
-    oracle = Oracle([[5, 6, 7, *longer]], quality=1.0)
-    engine = ReferenceEngine(settings("chain", block=16), targets["hybrid"], oracle)
-    events = run(engine, [request])["a"]
-    assert outputs({"a": events})["a"] == plain
-    assert events[-1].finished == "length"
-
-
-def test_committed_state_equals_replay_when_a_request_ends_inside_a_path(targets):
-    request = GenerateRequest("a", (5, 6, 7), max_new_tokens=12, ignore_eos=True)
-    target = targets["hybrid"]
-    plain = outputs(run(ReferenceEngine(settings("none"), target), [request]))["a"]
-    oracle = Oracle([[5, 6, 7, *plain, 1, 2, 3, 4, 5, 6, 7, 8]], quality=1.0)
-    engine = ReferenceEngine(settings("chain", block=16), target, oracle)
-    run(engine, [request])
-    length = 3 + 12 - 1  # the last token emitted is an anchor: never run, never committed
-    assert oracle.held[0] == length
-    pool = target.pool(1, CONTEXT)
+def check_committed(engine: ReferenceEngine, oracle: Oracle, tokens: list[int]) -> None:
+    """Slot 0 holds the state after ``tokens``, neither more nor less."""
+    assert oracle.held[0] == len(tokens)
+    pool = engine.target.pool(1, CONTEXT)
     with torch.inference_mode():
-        for i, token in enumerate([5, 6, 7, *plain[:-1]]):
-            target.decode(torch.tensor([token]), pool, [i])
-    for name, got in engine.pool.snapshot(0, length).items():
-        expected = pool.snapshot(0, length)[name]
+        for i, token in enumerate(tokens):
+            engine.target.decode(torch.tensor([token]), pool, [i])
+    for name, got in engine.pool.snapshot(0, len(tokens)).items():
+        expected = pool.snapshot(0, len(tokens))[name]
         torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("limit", ["stop", "eos", "length"])
+def test_an_accepted_path_is_cut_and_committed_only_to_the_end_of_the_output(targets, limit):
+    target, prompt = targets["hybrid"], (5, 6, 7)
+    request = GenerateRequest("a", prompt, max_new_tokens=40, ignore_eos=True)
+    plain = outputs(run(ReferenceEngine(settings("none"), target), [request]))["a"]
+    last = plain[9]
+    end = plain.index(last) + 1
+    config = target.config
+    if limit == "stop":
+        request = replace(request, stop_token_ids=(last,))
+    elif limit == "eos":
+        request = replace(request, ignore_eos=False)
+        target.config = replace(config, eos_ids=(last,))
+    else:
+        request = replace(request, max_new_tokens=end)
+    oracle = Oracle([[*prompt, *plain]], quality=1.0)
+    engine = ReferenceEngine(settings("chain", block=16), target, oracle)
+    events = run(engine, [request])["a"]
+    target.config = config
+    assert outputs({"a": events})["a"] == plain[:end]
+    assert events[-1].finished == ("length" if limit == "length" else "stop")
+    assert events[-1].meta["spec_verify_ct"] < end / 2
+    # The last token was emitted and never run: it would have been the next anchor.
+    check_committed(engine, oracle, [*prompt, *plain[: end - 1]])
 
 
 def test_an_aborted_request_leaves_the_others_untouched(targets):
