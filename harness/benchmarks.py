@@ -28,7 +28,8 @@ BENCHMARKS = {
     "gdn": "specpilot.kernels.gdn_tree.bench",
     "memory": "specpilot.memory.bench",
     "pico": "specpilot.harness.deployments.pico.bench",
-    "trees": "specpilot.mechanisms.trees.bench",
+    "tree_attention": "specpilot.kernels.tree_attention.bench",
+    "trees": "specpilot.harness.engines.reference.trees_bench",
     "w12": "specpilot.mechanisms.w12.bench",
 }
 
