@@ -109,9 +109,10 @@ def test_the_gap_moves_its_term_up(seeded):
 
 
 def test_a_step_whose_requirement_cannot_be_met_here_is_lowered_and_says_so(seeded):
-    plan = plan_port(seeded, PICO, limit=20)
+    plan = plan_port(seeded, PRO | {"weight_dtype": "fp16"}, SINGLE, limit=20)
     order = names(plan.steps)
     assert order.index("best-first-tree") < order.index("two-level-verification")
+    assert "w12-weight-format" in names(plan.blocked)
     tlv = next(step for step in plan.steps if step.entry == "two-level-verification")
     assert any("w12-weight-format" in text and "not possible here" in text for text in tlv.warnings)
 
