@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-
-from specpilot.kernels.gdn_tree.naive import ancestor_mask, conv_index
 
 __all__ = ["Rows", "TreeLayout", "block_rows", "chain_rows", "tree_rows"]
 
@@ -144,14 +143,27 @@ def _layout(
     dtype: torch.dtype,
     device: torch.device,
 ) -> TreeLayout:
-    padded = [up + (-1,) * (count - len(up)) for up in parents]
-    parent = torch.tensor(padded, device=device)
-    above = ancestor_mask(parent)
-    wide = above.to(torch.promote_types(dtype, torch.float32))
-    barred = torch.zeros_like(wide).masked_fill_(~above, -torch.inf)
-    taps = None
-    if width is not None:
-        line = width - 1 + count  # rows of one request's cat(conv state, inputs)
-        offset = line * torch.arange(len(parents), device=device)
-        taps = (conv_index(parent, width) + offset[:, None, None]).flatten()
-    return TreeLayout(above.sum(-1) - 1, wide, barred, taps)
+    keep = (width or 1) - 1
+    line = keep + count  # rows of one request's cat(conv state, inputs)
+    wide = np.float64 if dtype == torch.float64 else np.float32
+    depth = np.zeros((len(parents), count), np.int64)
+    above = np.zeros((len(parents), count, count), wide)
+    taps = np.empty((len(parents), count, keep + 1), np.int64)
+    for r, up in enumerate(parents):
+        for n in range(count):  # a row continues its parent's; a few operations on the host each
+            parent = up[n] if n < len(up) else -1
+            if parent < 0:
+                taps[r, n, :keep] = range(r * line, r * line + keep)
+            else:
+                depth[r, n] = depth[r, parent] + 1
+                above[r, n] = above[r, parent]
+                taps[r, n, :keep] = taps[r, parent, 1:]
+            above[r, n, n] = 1
+            taps[r, n, keep] = r * line + keep + n
+    seen = torch.from_numpy(above).to(device)
+    return TreeLayout(
+        torch.from_numpy(depth).to(device),
+        seen,
+        torch.zeros_like(seen).masked_fill_(seen == 0, -torch.inf),
+        None if width is None else torch.from_numpy(taps).flatten().to(device),
+    )

@@ -28,6 +28,10 @@ def test_tree_form_and_commit_equal_the_specification(key_heads, heads, decay):
     rows = tree_rows(0, [0, 5], parents, 64, 4, like)
     padded = torch.tensor([up + (-1,) * (count - len(up)) for up in parents])
     mask = naive.ancestor_mask(padded)
+    taps = naive.conv_index(padded, 4) + torch.tensor([0, 3 + count])[:, None, None]
+    assert torch.equal(rows.tree.taps, taps.flatten())
+    assert torch.equal(rows.tree.above, mask.double())
+    assert torch.equal(rows.positions, mask.sum(-1) - 1 + torch.tensor([[0], [5]]))
     path = torch.tensor([[0, 1, 2, 3], [0, 1, 1, 1]])
     length = torch.tensor([4, 2])
     memory = random(requests, layers, heads, dk, dv)
