@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from specpilot.errors import EngineFailure
+from specpilot.harness.deployments.pico.sglang import write_drafter
 
 __all__ = ["main"]
 
@@ -102,6 +103,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240)
     args = parser.parse_args()
     log = args.out.with_suffix(".log")
+    if args.drafter:
+        args.drafter = write_drafter(args.drafter, args.out.with_suffix(".drafter"))
     began = time.monotonic()
     process = start(args.site, args.target, args.drafter, args.block, args.port, log)
     try:
