@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--idle-exit-s", type=float, default=None, help="end after this long without a request"
     )
+    parser.add_argument("--socket", type=Path, default=None, help="where clients reach it")
+    parser.add_argument("--group", default=None, help="group whose members may use the socket")
     options = parser.parse_args(argv)
     if options.home is not None:
         os.environ["SPECPILOT_HOME"] = str(options.home.absolute())
@@ -38,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpecPilotError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    server = Server(service, socket_path(state), options.idle_exit_s)
+    path = options.socket.absolute() if options.socket else socket_path(state)
+    server = Server(service, path, options.idle_exit_s, options.group)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     print(f"The controller of {state} serves {server.path}.", flush=True)

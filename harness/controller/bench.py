@@ -1,10 +1,12 @@
 """The controller's figures: error rates, bias, ledger speed, overhead, exploits caught."""
 
+import http.client
+import json
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +16,21 @@ from specpilot.harness.controller.design import Design, default_design
 from specpilot.harness.controller.exploits.suite import EXPLOITS, open_round, run_exploit
 from specpilot.harness.controller.isolation import Tier
 from specpilot.harness.controller.ledger import Ledger
-from specpilot.harness.controller.measure import Arm, measure
 from specpilot.harness.controller.service import Service
 from specpilot.harness.controller.simulation import (
-    fresh_prompts,
     measure_simulated,
     simulate_decision,
 )
 from specpilot.harness.controller.systems import Starter, SystemSpec
 from specpilot.harness.deployments import registry
-from specpilot.harness.engines.client import EngineClient, Generation, SamplingParams
+from specpilot.harness.engines.client import SamplingParams
 
 __all__ = ["run"]
 
 ROUNDS = 20_000
 SD_PAIR = 0.01
 APPENDS = 500
+REQUESTS = 200
 REPEATS = 5
 
 
@@ -92,36 +93,38 @@ def _appends() -> Mapping[str, Any]:
 
 
 def _overhead() -> Mapping[str, Any]:
-    """Time one-token requests of the mock through a measurement's path and by the client alone."""
+    """Time requests as the controller does, in turn with a bare connection, on one mock server."""
     deployment = registry.load("mock")
     system = SystemSpec("stock", "stock", {"delay_ms": 0.0, "row_ms": 0.0})
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True)
+    ours, bare = [], []
     with Starter(deployment, Tier.NONE, 30.0).running([system]) as (running,):
-        direct = _times(running.client, lambda client, prompt: client.generate(
-            prompt, SamplingParams(max_new_tokens=1, ignore_eos=True)
-        ))  # fmt: skip
-        design = Design(looks=(50,), requests_per_block=1, tokens=1, seed=1, max_repeats=0)
-        arm = Arm("stock", running.client, running.process.pid)
-        other = Arm("again", running.client)
-        measured = measure(arm, other, design, fresh_ids(), [(1, 2)], noise=None, vocab_size=512)
-    through = [1000 * g.seconds for g in measured.a]
-    medians = [statistics.median(through) - statistics.median(direct)]
-    note = f"p50 of {len(through)} one-token requests to the mock against {len(direct)} direct ones"
-    return _summary("controller.request_overhead_ms_p50", medians, "ms", note)
+        connection = http.client.HTTPConnection("127.0.0.1", running.process.spec.port)
+        for number in range(REQUESTS):
+            prompt = (7, 1 + number % 500, 1 + number // 500)
+            ours.append(1000 * running.client.generate(prompt, params).seconds)
+            bare.append(_bare_ms(connection, prompt, params))
+        connection.close()
+    found = [a - b for a, b in zip(ours, bare, strict=True)]
+    note = f"p50 over {REQUESTS} pairs of 8-token requests to the mock; bare: http.client"
+    return {
+        "id": "controller.request_overhead_ms_p50",
+        "value": statistics.median(found),
+        "low": statistics.quantiles(found, n=4)[0],
+        "high": statistics.quantiles(found, n=4)[2],
+        "unit": "ms",
+        "note": f"{note}; low and high are the quartiles",
+    }
 
 
-def fresh_ids() -> Any:
-    return ((1 + number // 500, 1 + number % 500) for _, number in fresh_prompts(0))
-
-
-def _times(
-    client: EngineClient, call: Callable[[EngineClient, tuple[int, ...]], Generation]
-) -> list[float]:
-    times = []
-    for number in range(100):
-        begin = time.perf_counter()
-        call(client, (7, 1 + number))
-        times.append(1000 * (time.perf_counter() - begin))
-    return times
+def _bare_ms(
+    connection: http.client.HTTPConnection, prompt: tuple[int, ...], params: SamplingParams
+) -> float:
+    body = json.dumps({"input_ids": prompt, "sampling_params": params.body(), "stream": True})
+    begin = time.perf_counter()
+    connection.request("POST", "/generate", body, {"content-type": "application/json"})
+    connection.getresponse().read()
+    return 1000 * (time.perf_counter() - begin)
 
 
 def _exploits() -> list[Mapping[str, Any]]:

@@ -148,8 +148,12 @@ def ensure_running(state: Path | None = None, *, idle_exit_s: float = 900.0) -> 
     """Return a client of the controller of ``state`` (default: ``home()``); start one if needed.
 
     The controller runs in a session of its own and ends after ``idle_exit_s`` seconds in which
-    nobody asked anything. Raises ``EngineFailure`` with the end of its log if it does not start.
+    nobody asked anything. Where ``SPECPILOT_CONTROLLER`` names the socket of a controller that
+    runs as a service, that one is used and none is started. Raises ``EngineFailure`` with the end
+    of its log if it does not start.
     """
+    if service := os.environ.get("SPECPILOT_CONTROLLER"):
+        return ControllerClient(Path(service))
     state = state or home()
     path = socket_path(state)
     if (client := _reach(path)) is not None:

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import shutil
 import socket
 import struct
 import tempfile
@@ -289,9 +290,18 @@ class _Task:
 
 
 class Server:
-    """Serves a ``Service`` on a Unix socket, a thread for each client."""
+    """Serves a ``Service`` on a Unix socket, a thread for each client.
 
-    def __init__(self, service: Service, path: Path, idle_exit_s: float | None = None) -> None:
+    Only the controller's user may connect, and the members of ``group`` if one is given.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        path: Path,
+        idle_exit_s: float | None = None,
+        group: str | None = None,
+    ) -> None:
         self.path = path
         self._service = service
         self._idle_exit_s = idle_exit_s
@@ -304,6 +314,9 @@ class Server:
         with short_path(path) as name:
             self._socket.bind(name)
         path.chmod(0o600)
+        if group is not None:
+            shutil.chown(path, group=group)
+            path.chmod(0o660)
         self._socket.listen(64)
         self._socket.settimeout(0.5)
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -297,3 +298,39 @@ def test_a_final_times_48_requests_or_more(requests: int) -> None:
         "d", "d", "reference", "/t", None, None, "cpu", "float32", Regime(requests=requests), "w"
     )
     assert default_design(deployment, "final", 1).requests_per_arm >= 48
+
+
+class RealTime:
+    """Answers any request after a fixed real time, however many are running."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def generate(self, input_ids: Sequence[int], params: SamplingParams) -> Generation:
+        sent = time.perf_counter()
+        time.sleep(self.seconds)
+        first, last = time.perf_counter(), time.perf_counter()
+        ids = tuple((input_ids[-1] + step) % VOCAB for step in range(params.max_new_tokens))
+        return Generation(tuple(input_ids), ids, sent, first, last, "length")
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("load", [Load(in_flight=4), Load(arrivals_per_s=200.0)])
+def test_concurrent_loads_keep_requests_running_together(load: Load) -> None:
+    design = Design(looks=(2,), requests_per_block=8, tokens=4, seed=1, load=load)
+    begin = time.perf_counter()
+    result = measure(
+        Arm("stock", RealTime(0.05)),
+        Arm("candidate", RealTime(0.05)),
+        design,
+        fresh_prompts(1),
+        WARMUP,
+        noise=None,
+        vocab_size=VOCAB,
+        sample=VirtualMachine().sample,
+    )
+    one_by_one = 64 * 0.05
+    assert time.perf_counter() - begin < one_by_one
+    assert len(result.b) == 32

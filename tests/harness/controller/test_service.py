@@ -1,9 +1,11 @@
 """A round through the service: what is promoted, what is told, and what bad requests get."""
 
+import grp
 import json
 import os
 import socket
 import stat
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,10 @@ from specpilot.errors import (
 from specpilot.harness import patches
 from specpilot.harness.controller import protocol as p
 from specpilot.harness.controller import systems
-from specpilot.harness.controller.client import ControllerClient
+from specpilot.harness.controller.client import ControllerClient, ensure_running
 from specpilot.harness.controller.isolation import Tier
 from specpilot.harness.controller.paths import socket_path
-from specpilot.harness.controller.service import Service
+from specpilot.harness.controller.service import Server, Service
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +288,24 @@ def test_a_client_that_saw_a_later_head_notices_a_ledger_that_went_back(controll
         client.head = p.HeadBody(seq=client.head.seq + 10, hash="0" * 64)
         with pytest.raises(CheckFailed, match="went back"):
             client.hello()
+
+
+def test_a_controller_that_runs_as_a_service_is_used_and_none_is_started(
+    controller: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "service.sock"
+    group = grp.getgrgid(os.getgid()).gr_name
+    server = Server(controller.service, path, group=group)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    monkeypatch.setenv("SPECPILOT_CONTROLLER", str(path))
+    with ensure_running(tmp_path / "elsewhere") as client:
+        assert client.hello().home == str(controller.service.home)
+    server.stop()
+    thread.join()
+    with pytest.raises(EngineFailure, match="No controller answers"):
+        ensure_running(tmp_path / "elsewhere")
 
 
 def test_a_missing_controller_is_a_clear_error(tmp_path: Path) -> None:
