@@ -1,32 +1,45 @@
-"""W12: encode and decode whole BF16 matrices, vectorised over blocks that fit the cache.
+"""W12: encode and decode whole BF16 matrices: windows, escapes and rows that stay as they are.
 
 Knows nothing of files, layers or devices. Works on NumPy arrays of BF16 bit patterns (uint16), so
-that it runs without torch; ``naive.py`` says what each bit means.
+that it runs without torch; ``planes.py`` does the passes over every weight.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specpilot.errors import CheckFailed, InvalidInput
+from specpilot.mechanisms.w12.planes import (
+    ESCAPED,
+    I32,
+    MAGNITUDE,
+    SIGN,
+    U8,
+    U16,
+    WINDOW,
+    Places,
+    Scratch,
+    fill,
+    from_gradual,
+    gradual,
+    join,
+    offset_of,
+    parts_of,
+    patch,
+)
 
 __all__ = ["MAX_ESCAPES_PER_ROW", "W12Matrix", "decode", "encode", "verify"]
-
-U8 = NDArray[np.uint8]
-U16 = NDArray[np.uint16]
-I32 = NDArray[np.int32]
 
 # A row with more escapes than this costs more than it saves in the reduction; it stays BF16.
 MAX_ESCAPES_PER_ROW = 64
 # A row whose escapes would take more than the 4 bits saved on every weight stays BF16 as well.
 _ESCAPE_BITS = 48
-# Codes 1..15 hold the window; three further positions below the largest exponent are tried.
-_WINDOW = 15
+# The window is tried below the row's largest exponent and at three further positions.
 _POSITIONS = 4
 # 2^base must be a BF16 scale that a GPU can multiply by; this covers every weight under 2^16.
 _MAX_BASE = 127
-_BLOCK_WEIGHTS = 1 << 19
+# The few weights outside their windows are dealt with a chunk at a time: they cost by the call.
+_CHUNK_WEIGHTS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +95,10 @@ def encode(bits: U16) -> W12Matrix:
     b = np.empty((rows, (columns + 1) // 2), np.uint8)
     base = np.empty(rows, np.uint8)
     escapes: list[tuple[I32, I32]] = []
-    step = max(1, _BLOCK_WEIGHTS // columns)
-    for start in range(0, rows, step):
-        part = slice(start, min(start + step, rows))
-        base[part], where = _encode_block(bits[part], q[part], b[part])
-        escapes.append((where[0] + np.int32(start), where[1]))
+    scratch = Scratch(rows, columns)
+    for part in parts_of(rows, columns, _CHUNK_WEIGHTS):
+        base[part], row, column = _encode_chunk(bits[part], q[part], b[part], scratch)
+        escapes.append((row + np.int32(part.start), column))
     return _collect(bits, q, b, base, escapes)
 
 
@@ -94,114 +106,86 @@ def decode(matrix: W12Matrix) -> U16:
     """Return the BF16 patterns, uint16 [rows, columns], that ``encode`` was given."""
     rows, columns = matrix.shape
     out = np.empty((rows, columns), np.uint16)
-    step = max(1, _BLOCK_WEIGHTS // columns)
-    for start in range(0, rows, step):
-        part = slice(start, min(start + step, rows))
-        _decode_block(matrix.q[part], matrix.b[part], matrix.base[part], out[part])
+    scratch = Scratch(rows, columns)
+    for part in parts_of(rows, columns, _CHUNK_WEIGHTS):
+        _decode_chunk(matrix.q[part], matrix.b[part], matrix.base[part], out[part], scratch)
     counts = np.diff(matrix.row_start)
     out[np.repeat(np.arange(rows), counts), matrix.escape_column] = matrix.escape_bits
     out[matrix.raw_rows] = matrix.raw_bits
     return out
 
 
-def _encode_block(bits: U16, q: U8, b: U8) -> tuple[U8, tuple[I32, I32]]:
-    """Fill ``q`` and ``b`` and return the bases and the positions of the escapes."""
-    magnitude = bits & np.uint16(0x7FFF)
-    base = _choose_base(magnitude)
-    code = magnitude - _offset(base)  # wraps below the window; those are repaired one by one
-    row, column = _outside(code)
-    value, fits = _gradual(magnitude[row, column], base[row])
-    code[row, column] = value
-    sign = bits & np.uint16(0x8000)
-    np.bitwise_or(code, sign, out=code)
-    code[row[~fits], column[~fits]] = 0
-    _split(code, q, b)
-    return base, (row[~fits].astype(np.int32), column[~fits].astype(np.int32))
+def _encode_chunk(bits: U16, q: U8, b: U8, scratch: Scratch) -> tuple[U8, I32, I32]:
+    """Fill ``q`` and ``b``; return the bases, and rows and columns of the escapes, in order."""
+    exponent = _highest(bits)
+    base: I32 = np.clip(exponent - WINDOW, 0, _MAX_BASE)
+    row, column = fill(bits, base, q, b, scratch)
+    value = gradual(bits[row, column] & MAGNITUDE, base[row])
+    moved = _lower_bases(bits, exponent, base, _count(row[value == ESCAPED], len(base)))
+    if len(moved):
+        part_q, part_b = np.empty_like(q[moved]), np.empty_like(b[moved])
+        again, places = fill(bits[moved], base[moved], part_q, part_b, scratch)
+        q[moved], b[moved] = part_q, part_b
+        kept = ~np.isin(row, moved)
+        row = np.concatenate((row[kept], moved[again]))
+        column = np.concatenate((column[kept], places))
+        order = np.argsort(row, kind="stable")
+        row, column = row[order], column[order]
+        value = gradual(bits[row, column] & MAGNITUDE, base[row])
+    escaped = value == ESCAPED
+    patch(q, b, row, column, np.where(escaped, 0, value | bits[row, column] & SIGN))
+    return base.astype(np.uint8), row[escaped].astype(np.int32), column[escaped].astype(np.int32)
 
 
-def _choose_base(magnitude: U16) -> U8:
-    """The window of each row with the fewest escapes, near the row's largest finite exponent."""
-    top = magnitude.max(axis=1)
+def _highest(bits: U16) -> I32:
+    """The largest finite exponent of each row."""
+    # Read as unsigned, negative weights lie above the positive ones; as signed, below them.
+    positive, negative = bits.view(np.int16).max(axis=1), bits.max(axis=1)
+    top = np.maximum(positive, (negative & MAGNITUDE).view(np.int16)).astype(np.int32)
     if (top >= 0x7F80).any():
-        top = np.where(magnitude < 0x7F80, magnitude, 0).max(axis=1)
-    exponent = (top >> np.uint16(7)).astype(np.int32)
-    base: I32 = np.clip(exponent - _WINDOW, 0, _MAX_BASE)
-    misses = _misses(magnitude, base)
+        magnitude = bits & MAGNITUDE
+        top = np.where(magnitude < 0x7F80, magnitude, 0).max(axis=1).astype(np.int32)
+    return top >> 7
+
+
+def _lower_bases(bits: U16, exponent: I32, base: I32, misses: I32) -> Places:
+    """Lower the window of rows that then have fewer escapes; return the rows so changed.
+
+    Lowering loses at least the weights of the window's highest binade: where those are as many as
+    the escapes, and fewer than a handful of escapes, are left alone.
+    """
+    few = max(2, bits.shape[1] >> 11)
+    searched = np.flatnonzero(misses > few)
+    code = (bits[searched] & MAGNITUDE) - offset_of(base[searched])
+    highest = code - np.uint16(WINDOW << 7) < np.uint16(0x8000 - (WINDOW << 7))
+    worth = np.count_nonzero(highest, axis=1) < misses[searched]
+    searched, code = searched[worth], code[worth]
+    if not len(searched):
+        return searched
+    start, before = exponent[searched] - WINDOW, base[searched]
+    # Only weights near either end of the window can be inside for one base and out for another.
+    near = code - np.uint16(0x80) >= np.uint16(WINDOW - _POSITIONS + 1 << 7)
+    row, column = np.divmod(np.flatnonzero(near), bits.shape[1])
+    magnitude = bits[searched[row], column] & MAGNITUDE
     for shift in range(1, _POSITIONS):
-        # Moving the window down loses the row's largest weight at least, and a few escapes are
-        # cheaper than the search for one less.
-        rows = np.flatnonzero(misses > max(2, magnitude.shape[1] >> 11))
-        lower = np.clip(exponent[rows] - shift - _WINDOW, 0, _MAX_BASE)
-        fewer = _misses(magnitude[rows], lower)
-        better = fewer < misses[rows]
-        base[rows[better]], misses[rows[better]] = lower[better], fewer[better]
-    return base.astype(np.uint8)
+        lower: I32 = np.clip(start - shift, 0, _MAX_BASE)
+        inside = magnitude - offset_of(lower)[row, 0] - np.uint16(0x80) < np.uint16(WINDOW << 7)
+        lost = ~inside & (gradual(magnitude, lower[row]) == ESCAPED)
+        fewer = _count(row[lost], len(searched))
+        better = fewer < misses[searched]
+        better &= misses[searched] > few
+        base[searched[better]], misses[searched[better]] = lower[better], fewer[better]
+    return searched[base[searched] != before]
 
 
-def _misses(magnitude: U16, base: I32) -> NDArray[np.int64]:
-    """Escapes of each row under ``base``, zeros and gradual underflow not counted."""
-    row, column = _outside(magnitude - _offset(base))
-    _, fits = _gradual(magnitude[row, column], base[row])
-    return np.bincount(row[~fits], minlength=len(base))
+def _count(row: Places, rows: int) -> I32:
+    return np.bincount(row, minlength=rows).astype(np.int32)
 
 
-def _offset(base: NDArray[np.integer]) -> U16:
-    """``base`` in the place of a BF16 exponent, as a column to subtract from magnitudes."""
-    return (base.astype(np.uint16) << np.uint16(7))[:, None]
-
-
-def _outside(code: U16) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows and columns whose code (magnitude minus offset, wrapping) is not one of 1..15."""
-    missed = code - np.uint16(0x80) >= np.uint16(_WINDOW << 7)
-    return np.divmod(np.flatnonzero(missed), code.shape[1])
-
-
-def _gradual(magnitude: U16, base: NDArray[np.integer]) -> tuple[U16, NDArray[np.bool_]]:
-    """Codes (c = 0, shifted mantissa) of weights outside the window, and which of them fit."""
-    exponent = (magnitude >> np.uint16(7)).astype(np.int32)
-    significand = (magnitude & np.uint16(0x7F)).astype(np.int32) | np.where(exponent > 0, 0x80, 0)
-    shift = base.astype(np.int32) + 1 - np.maximum(exponent, 1)
-    in_range = (shift >= 0) & (shift <= 7) & (exponent < 0xFF)
-    shift = np.where(in_range, shift, 0)
-    shifted = significand >> shift
-    fits = in_range & ((shifted << shift) == significand) & (shifted < 0x80) | (significand == 0)
-    return np.where(fits, shifted, 0).astype(np.uint16), fits
-
-
-def _split(code: U16, q: U8, b: U8) -> None:
-    """Write codes ``[s | 0000 | c3..c0 | m6..m0]`` to the 8-bit view and the nibble plane."""
-    q[:] = (code >> np.uint16(8)) & np.uint16(0x87) | (code >> np.uint16(1)) & np.uint16(0x78)
-    nibble = (code & np.uint16(0xF)).astype(np.uint8)
-    if nibble.shape[1] % 2:
-        nibble = np.pad(nibble, ((0, 0), (0, 1)))
-    pairs = nibble.view(np.uint16)
-    b[:] = pairs | pairs >> np.uint16(4)
-
-
-def _decode_block(q: U8, b: U8, base: U8, out: U16) -> None:
-    wide = q.astype(np.uint16)
-    low = np.empty((b.shape[0], 2 * b.shape[1]), np.uint8)
-    low[:, 0::2] = b & np.uint8(0xF)
-    low[:, 1::2] = b >> np.uint8(4)
-    code = (wide & np.uint16(0x7)) << np.uint16(8) | (wide & np.uint16(0x78)) << np.uint16(1)
-    code |= low[:, : q.shape[1]]
-    magnitude = code + _offset(base)
-    row, column = np.divmod(np.flatnonzero(code < 0x80), code.shape[1])
-    magnitude[row, column] = _from_gradual(code[row, column], base[row])
-    np.bitwise_or(magnitude, (wide & np.uint16(0x80)) << np.uint16(8), out=out)
-
-
-def _from_gradual(mantissa: U16, base: U8) -> U16:
-    """BF16 magnitudes of codes with c = 0: shift the mantissa up as far as the exponent allows."""
-    significand = mantissa.astype(np.int32)
-    exponent = base.astype(np.int32) + 1
-    for _ in range(7):
-        low = (significand < 0x80) & (exponent > 1) & (significand > 0)
-        significand = np.where(low, significand << 1, significand)
-        exponent = np.where(low, exponent - 1, exponent)
-    normal = significand >= 0x80
-    bits: U16 = (np.where(normal, exponent << 7, 0) | significand & 0x7F).astype(np.uint16)
-    return bits
+def _decode_chunk(q: U8, b: U8, base: U8, out: U16, scratch: Scratch) -> None:
+    row, column = join(q, b, base, out, scratch)
+    code = out[row, column] - offset_of(base)[row, 0]
+    out[row, column] = from_gradual(code & np.uint16(0x7F), base[row]) | code & SIGN
 
 
 def _collect(bits: U16, q: U8, b: U8, base: U8, escapes: list[tuple[I32, I32]]) -> W12Matrix:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specpilot.errors import CheckFailed, InvalidInput
-from specpilot.mechanisms.w12 import codec, naive
+from specpilot.mechanisms.w12 import codec, naive, planes
 
 BASES = (0, 1, 3, 97, 112, 127)
 
@@ -88,6 +88,29 @@ def test_the_window_follows_the_weights_not_one_outlier() -> None:
     matrix = codec.encode(bits)
     assert np.array_equal(codec.decode(matrix), bits)
     assert int(matrix.row_start[2] - matrix.row_start[1]) <= codec.MAX_ESCAPES_PER_ROW
+
+
+def test_rows_are_coded_alike_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = gaussian(40, 515, seed=8)
+    rare = np.random.default_rng(9).random(bits.shape) < 0.005
+    bits[rare] = np.random.default_rng(10).integers(0, 65536, int(rare.sum()))
+    whole = codec.encode(bits)
+    monkeypatch.setattr(planes, "_BLOCK_WEIGHTS", 2 * 515)
+    monkeypatch.setattr(codec, "_CHUNK_WEIGHTS", 7 * 515)
+    cut = codec.encode(bits)
+    assert np.array_equal(codec.decode(cut), bits)
+    for part in ("q", "b", "base", "row_start", "escape_column", "escape_bits", "raw_rows"):
+        assert np.array_equal(getattr(cut, part), getattr(whole, part))
+
+
+@pytest.mark.parametrize(("high", "low", "escapes", "base"), [(2, 20, 2, 110), (30, 20, 20, 112)])
+def test_the_window_is_the_one_with_fewest_escapes(
+    high: int, low: int, escapes: int, base: int
+) -> None:
+    exponents = np.full(4096, 120)
+    exponents[:high], exponents[high : high + low] = 127, 111
+    matrix = codec.encode((exponents << 7 | 1).astype(np.uint16)[None, :])  # 1: no gradual code
+    assert (len(matrix.escape_bits), int(matrix.base[0])) == (escapes, base)
 
 
 def test_verify_names_the_first_wrong_weight() -> None:
