@@ -10,7 +10,8 @@ from typing import Any
 __all__ = ["run"]
 
 FOLDER = Path(__file__).parent
-GROUPS, PROMPTS, PROMPT_TOKENS, TOKENS = 4, 16, 128, 128
+GROUPS, PROMPTS, PROMPT_TOKENS, TOKENS = 4, 12, 128, 128
+BLOCKS = (4, 8, 16)
 KEY = b"pico benchmark"
 
 
@@ -31,16 +32,19 @@ def run() -> list[dict[str, Any]]:
     cuts = torch.tensor(workload.prompts("open", GROUPS * PROMPTS, KEY))
     decoder = GreedyDecoder(target, len(cuts), PROMPT_TOKENS + TOKENS + 16)
     ids = decoder.run(cuts, torch.full((len(cuts),), PROMPT_TOKENS))
-    groups = [
-        evaluate.measure(target, drafter, part, PROMPT_TOKENS, TOKENS, batch=8)
-        for part in ids.split(PROMPTS)
-    ]
-    whole = evaluate.measure(target, drafter, ids, PROMPT_TOKENS, TOKENS, batch=8)
+    results = []
     note = f"{len(cuts)} open prompts of {PROMPT_TOKENS} tokens, {TOKENS} greedy tokens each"
-    results = [
-        _result(f"pico.{name}", value, [g[name] for g in groups], "tokens/pass", note)
-        for name, value in whole.items()
-    ]
+    for rows in BLOCKS:
+        parts = [
+            evaluate.accepted_rows(target, drafter, part, PROMPT_TOKENS, rows)
+            for part in ids.split(PROMPTS)
+        ]
+        for name, accepted in zip(("chain", "oracle"), zip(*parts, strict=True), strict=True):
+            counts = [evaluate.chain_tau(part, TOKENS) for part in accepted]
+            tokens, passes = (sum(c) for c in zip(*counts, strict=True))
+            taus = [t / p for t, p in counts]
+            label = f"pico.{name}_tau.block{rows}"
+            results.append(_result(label, tokens / passes, taus, "tokens/pass", note))
     windows = torch.tensor(load_workload("pico", 1025).prompts("open", 16, KEY))
     losses = [heldout_loss(target, window[None]) for window in windows]
     mean = sum(losses) / len(losses)

@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -123,7 +124,7 @@ def permissive_licence(expression: str, classifiers: list[str], text: str) -> st
 
 
 def _of_distribution(dist: Distribution) -> tuple[str, str, str, list[tuple[str, Path]]] | None:
-    meta = dist.metadata
+    meta: Any = dist.metadata
     licence = permissive_licence(
         meta.get("License-Expression") or "",
         meta.get_all("Classifier") or [],
@@ -248,7 +249,9 @@ def write_corpus(folder: Path, workers: int, vocab_size: int = 4096) -> dict[str
     A tokenizer.json that lies in the folder already is used as it is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    packages, train, held_out = [], [], []
+    packages: list[Package] = []
+    train: list[Source] = []
+    held_out: list[Source] = []
     for package, sources in gather(workers):
         packages.append(package)
         for source in sources:

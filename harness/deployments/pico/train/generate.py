@@ -34,24 +34,26 @@ class GreedyDecoder:
         self.write_state: Callable[..., None] = (
             torch.compile(write_state) if compiled else write_state
         )
-        zeros = torch.zeros
         half = torch.bfloat16 if self.cuda else torch.float32
-        on = {"device": self.device}
         self.caches: list[tuple[Tensor, Tensor]] = []
-        for layer in target.model.layers:
+        for layer in target.blocks():
             if layer.kind == "linear_attention":
                 m = layer.linear_attn
                 channels, _, taps = m.conv1d.weight.shape
-                state = zeros(batch, m.value_heads, m.dk, m.dv, **on)
-                self.caches.append((zeros(batch, taps - 1, channels, **on), state))
+                recent = self._zeros((batch, taps - 1, channels), torch.float32)
+                state = self._zeros((batch, m.value_heads, m.dk, m.dv), torch.float32)
+                self.caches.append((recent, state))
             else:
-                m = layer.self_attn
-                shape = (batch, m.kv_heads, length, m.head_dim)
-                self.caches.append((zeros(shape, dtype=half, **on), zeros(shape, dtype=half, **on)))
-        self.ids = zeros(batch, length, dtype=torch.int64, **on)
-        self.prompt_lengths = zeros(batch, dtype=torch.int64, **on)
-        self.at = zeros(1, dtype=torch.int64, **on)
+                a = layer.self_attn
+                shape = (batch, a.kv_heads, length, a.head_dim)
+                self.caches.append((self._zeros(shape, half), self._zeros(shape, half)))
+        self.ids = self._zeros((batch, length), torch.int64)
+        self.prompt_lengths = self._zeros((batch,), torch.int64)
+        self.at = self._zeros((1,), torch.int64)
         self.graph: torch.cuda.CUDAGraph | None = None
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     @torch.no_grad()
     def run(self, prompts: Tensor, prompt_lengths: Tensor) -> Tensor:
@@ -90,7 +92,7 @@ class GreedyDecoder:
             token = self.ids.index_select(1, self.at)[:, 0]
             x = target.model.embed_tokens(token)
             cos, sin = target.cos[self.at][:, None], target.sin[self.at][:, None]
-            for layer, cache in zip(target.model.layers, self.caches, strict=True):
+            for layer, cache in zip(target.blocks(), self.caches, strict=True):
                 y = layer.input_layernorm(x)
                 if layer.kind == "linear_attention":
                     x = x + self._delta_net(layer.linear_attn, y, *cache)

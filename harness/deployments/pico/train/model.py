@@ -10,6 +10,7 @@ parameters' dtype (float32 in training), matrix products follow autocast.
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -131,7 +132,9 @@ class CausalConv(nn.Module):
         taps = self.weight.shape[-1]
         tokens = x.shape[1]
         padded = F.pad(x.float(), (0, 0, taps - 1, 0))
-        y = sum(padded[:, j : j + tokens] * self.weight[:, 0, j].float() for j in range(taps))
+        y = padded[:, :tokens] * self.weight[:, 0, 0].float()
+        for j in range(1, taps):
+            y = y + padded[:, j : j + tokens] * self.weight[:, 0, j].float()
         return F.silu(y)
 
 
@@ -220,6 +223,9 @@ class GatedMLP(nn.Module):
 
 
 class Block(nn.Module):
+    linear_attn: GatedDeltaNet
+    self_attn: GatedAttention
+
     def __init__(self, c: TargetConfig, kind: str) -> None:
         super().__init__()
         self.input_layernorm = ZeroCentredNorm(c.hidden_size, c.rms_norm_eps)
@@ -279,6 +285,11 @@ class Target(nn.Module):
             if index in keep:
                 kept.append(x)
         return self.model.norm(x), kept
+
+    def blocks(self) -> Iterator[Block]:
+        for layer in self.model.layers:
+            assert isinstance(layer, Block)
+            yield layer
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.model.embed_tokens.weight)

@@ -6,6 +6,7 @@ a few launches. Knows nothing about the model but parameter names.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,14 +32,14 @@ def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    def __init__(self, params: list[Tensor], lr: float = 0.02, momentum: float = 0.95) -> None:
+    def __init__(self, params: Sequence[Tensor], lr: float = 0.02, momentum: float = 0.95) -> None:
         groups: dict[torch.Size, list[Tensor]] = {}
         for p in params:
             groups.setdefault(p.shape, []).append(p)
         super().__init__([{"params": g} for g in groups.values()], {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             params = group["params"]
             state = self.state[params[0]]
@@ -98,7 +99,7 @@ class Schedule:
         return factor
 
 
-def sum_over_ranks(parameters: list[Tensor], world: int) -> None:
+def sum_over_ranks(parameters: Sequence[Tensor], world: int) -> None:
     """Average the gradients over data-parallel ranks in one all-reduce."""
     grads = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([g.flatten() for g in grads])

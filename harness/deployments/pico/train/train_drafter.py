@@ -9,6 +9,7 @@ right. Labels inside a prompt are people's text, not the target's: they weigh ``
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,8 @@ def main() -> None:
     held_out = load_tokens(args.corpus / "heldout.npy", device)
     checks = heldout_continuations(target, held_out, 128, 128, 128, seed=3)
     # Measuring uses other shapes than training: it keeps to the uncompiled modules.
-    features_of, hidden_of = load_target(args.target, device).requires_grad_(False), drafter
+    features_of = load_target(args.target, device).requires_grad_(False)
+    hidden_of: Callable[..., Tensor] = drafter
     if not args.no_compile:
         for layer in features_of.model.layers:
             layer.compile()
