@@ -4,6 +4,7 @@ Regimes and preconditions repeat across entries: each distinct one is graded onc
 spread over the entries that carry it.
 """
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -67,6 +68,7 @@ class Coded:
         return np.fromiter(graded, dtype=np.float64, count=len(self.values))[self.codes]
 
 
+_FEW: Final = 5000
 _ATTRIBUTES: Final = ("kind", "status", "bottleneck")
 
 
@@ -157,6 +159,35 @@ class Columns:
         """Return ``table[value]`` for every entry's kind, status or bottleneck, [entries]."""
         column = self.attribute[name]
         return column.spread(table.get(value, default) for value in column.values)
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Return the words of titles, claims and tags; empty where the memory is large."""
+        if len(self) > _FEW:
+            return frozenset()
+        text = " ".join(" ".join((c.title, c.claim, *c.tags)) for c in self.cards)
+        return frozenset(re.findall(r"[a-z]{4,}", text.lower()))
+
+    @cached_property
+    def neighbours(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return both directions of every link between entries, as two arrays [2 links]."""
+        at = self.by_id
+        pairs = [
+            (here, at[other])
+            for here, card in enumerate(self.cards)
+            for _, other in card.links
+            if other in at
+        ]
+        one = np.asarray([pair[0] for pair in pairs], dtype=np.intp)
+        two = np.asarray([pair[1] for pair in pairs], dtype=np.intp)
+        return np.concatenate([one, two]), np.concatenate([two, one])
+
+    @cached_property
+    def authority(self) -> Floats:
+        """Return how many entries relate to each one, as log(1 + links) scaled to 1, [entries]."""
+        degree = np.bincount(self.neighbours[0], minlength=len(self)).astype(np.float64)
+        logs = np.log1p(degree)
+        return logs / max(float(logs.max(initial=0.0)), 1.0)
 
     @cached_property
     def incoming(self) -> dict[str, dict[str, list[str]]]:

@@ -156,7 +156,7 @@ def _rankers(
     store: MemoryStore, weights: Weights, vectors: VectorScores | None
 ) -> dict[str, Ranker]:
     def read(query: Query) -> tuple[Question, dict[str, Any]]:
-        question = read_question(query.query)
+        question = read_question(store.spelt(query.query))
         return question, read_facts(question.facts | query.facts, query.step_shares)
 
     def fused(columns: Columns, query: Query) -> Floats:

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from specpilot.memory.text import index_terms
 
-__all__ = ["Question", "read_question"]
+__all__ = ["STOP_WORDS", "Question", "read_question"]
 
-_STOP: Final = frozenset(
+STOP_WORDS: Final = frozenset(
     index_terms(
         """
         a about after all also am an and any are as at be been but by can could do does doing for
@@ -26,7 +26,8 @@ _STOP: Final = frozenset(
 )
 
 _WORDS: Final[tuple[tuple[str, str, Any], ...]] = (
-    (r"rtx\s*pro\s*6000|\bsm[_ ]?120\b|rtx\s*50[89]0|blackwell workstation", "gpu_arch", "sm_120"),
+    (r"rtx\s*pro\s*6000|\bsm[_ ]?120\b|rtx\s*50[789]0|blackwell workstation|workstation blackwell"
+     r"|workstation (?:card|gpu)|\bgeforce\b", "gpu_arch", "sm_120"),
     (r"\bsm[_ ]?90a?\b|\bhopper\b|\bh[12]00\b|\bgh200\b", "gpu_arch", "sm_90"),
     (r"\bsm[_ ]?100\b|\bg?b200\b", "gpu_arch", "sm_100"),
     (r"\bsm[_ ]?103\b|\bg?b300\b|blackwell ultra", "gpu_arch", "sm_103"),
@@ -46,7 +47,8 @@ _WORDS: Final[tuple[tuple[str, str, Any], ...]] = (
     (r"\bbf16\b|\bbfloat16\b", "weight_dtype", "bf16"),
     (r"\bint4\b|\b4-bit\b", "weight_dtype", "int4"),
     (r"\bint8\b", "weight_dtype", "int8"),
-    (r"\bgdn\b|gated delta|\bhybrid\b|qwen3\.[58]|qwen3-next", "target_arch", "hybrid-gdn"),
+    (r"\bgdn\b|gated[ -]delta|linear[ -]attention|\bhybrid\b|qwen3\.[58]|qwen3-next",
+     "target_arch", "hybrid-gdn"),
     (r"\bkda\b|\bkimi linear\b", "target_arch", "hybrid-kda"),
     (r"\bmamba\b", "target_arch", "hybrid-mamba"),
     (r"\bmoe\b|mixture of experts|\ba3b\b", "target_arch", "moe"),
@@ -70,9 +72,34 @@ _WORDS: Final[tuple[tuple[str, str, Any], ...]] = (
      r"|\bconcurrent requests\b|\bconcurrency\b|\blarge batch", "serving", "batched"),
 )  # fmt: skip
 
+_MEANS: Final[tuple[tuple[str, str], ...]] = (
+    (r"\bvocabulary projection\b|\boutput (?:layer|projection)\b", "lm head"),
+    (r"\blinear[ -]attention\b|\brecurrent layers?\b", "gdn state"),
+    (r"\bgates? (?:forget|decay)|\bforget\w* (?:fast|quick)", "decay"),
+    (r"\binf\b|\bnan\b|\binfinit(?:y|ies)\b", "overflow fp32"),
+    (r"\bquanti[sz]\w+", "low-precision"),
+    (r"\btime to first token\b|\bttft\b", "admission prompts"),
+    (r"\bdraft model\b|\bdrafting\b", "drafter draft"),
+    (r"\bhid(?:e|den)\b.{0,24}\bbehind\b|\boverlap\w*", "ssd overlap"),
+    (r"\b(?:same|identical|unchanged|different|wrong) (?:outputs?|texts?|answers?|results?)\b"
+     r"|\boutputs? (?:is|are|stays?|remains?) (?:the same|unchanged|identical)",
+     "lossless token-forcing"),
+    (r"\bconfidence intervals?\b|\brepetitions?\b|\brepeats\b|\bsignifican\w+",
+     "statistics paired bound"),
+    (r"\bclaim a (?:speedup|gain)\b", "promote gain"),
+    (r"\bsummari[sz]e\w*\b|\bconsolidat\w+", "rewrite memories"),
+    (r"\bcompress\w*\b|\bsmaller weights\b", "lossless bits weights"),
+    (r"\bcheat\w*\b|\bgam(?:e|ed|ing) the\b|\bexploit\w*\b", "reward-hacking"),
+    (r"\bsecond (?:device|gpu)\b|\bown (?:device|gpu)\b", "ssd device"),
+    (r"\bno gpu\b|\bwithout a gpu\b", "cpu"),
+    (r"\bfork\b", "plugin hook"),
+    (r"\blow-precision check\b|\bcheap (?:first )?check\b|\bpre-?check\b", "q pass two-level"),
+)  # fmt: skip
+"""What people say, and which words the entries use for it. Words are added, none are replaced."""
+
 _NEGATION: Final = re.compile(
-    r"\b(?:anything but|other than|apart from|except(?: for)?|excluding|besides|not counting|"
-    r"rather than|instead of|aside from)\s+([\w./ -]{2,40}?)"
+    r"(?:, not|\band not|\b(?:anything but|other than|apart from|except(?: for)?|excluding|besides|"
+    r"not counting|rather than|instead of|aside from))\s+([\w./ -]{2,40}?)"
     r"(?=[,.;:?!]|$|\b(?:that|which|when|for|on|with|to|can|would|is|are)\b)",
     re.IGNORECASE,
 )
@@ -114,7 +141,7 @@ def read_question(text: str) -> Question:
     excluded: list[str] = []
 
     def cut(match: re.Match[str]) -> str:
-        excluded.extend(term for term in index_terms(match.group(1)) if term not in _STOP)
+        excluded.extend(term for term in index_terms(match.group(1)) if term not in STOP_WORDS)
         return " "
 
     kept = _NEGATION.sub(cut, text)
@@ -137,5 +164,6 @@ def read_question(text: str) -> Question:
         )
         if pattern.search(kept)
     }  # fmt: skip
-    terms = dict.fromkeys(term for term in index_terms(kept) if term not in _STOP)
+    added = " ".join(words for pattern, words in _MEANS if re.search(pattern, kept, re.IGNORECASE))
+    terms = dict.fromkeys(t for t in index_terms(f"{kept} {added}") if t not in STOP_WORDS)
     return Question(tuple(terms), facts, tuple(dict.fromkeys(excluded)), frozenset(kinds))

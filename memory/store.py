@@ -4,7 +4,9 @@ Nothing is rewritten and nothing is merged: a revision adds rows, contradictions
 are shown from both sides. Status rises only through the receipt verifier that the caller gives.
 """
 
+import difflib
 import hashlib
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -17,6 +19,7 @@ from specpilot.errors import CheckFailed, Conflict, InvalidInput, NotFound
 from specpilot.memory.cards import CARD_VERSION, Card, card_of, search_text
 from specpilot.memory.columns import Columns
 from specpilot.memory.database import TOKENIZER, Database
+from specpilot.memory.query import STOP_WORDS
 from specpilot.memory.schema import (
     Change,
     Entry,
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Link", "MemoryStore", "ReceiptVerifier", "Written"]
 
+_CLOSE = 0.8
 _SMALL = 1000
 """Below this many entries every word is searched: the index is fast anyway."""
 
@@ -294,6 +298,30 @@ class MemoryStore:
                 "ORDER BY score LIMIT ?", (" OR ".join(words), limit),
             )  # fmt: skip
             return {row: -score for row, score in rows}
+
+    def spelt(self, text: str) -> str:
+        """Return a question with words that no entry holds put right where one is close.
+
+        Only in memories of up to some thousand entries: larger ones hold nearly every word.
+        """
+        words = self.columns().words
+        if not words:
+            return text
+
+        def right(match: re.Match[str]) -> str:
+            word = match.group().lower()
+            if word in words or word in STOP_WORDS or self._indexed(word):
+                return match.group()
+            near = [known for known in words if known[0] == word[0]]
+            close = difflib.get_close_matches(word, near, n=1, cutoff=_CLOSE)
+            return close[0] if close else match.group()
+
+        return re.sub(r"\b[A-Za-z]{4,}\b", right, text)
+
+    def _indexed(self, word: str) -> bool:
+        with self.database.read() as connection:
+            row = connection.execute("SELECT doc FROM fts_terms WHERE term = ?", (_stem(word),))
+            return row.fetchone() is not None
 
     # Inside
 

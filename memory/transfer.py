@@ -144,7 +144,7 @@ def plan_port(
     ][: 8 * limit]  # fmt: skip
     ranked = []
     for at in candidates:
-        step = _step(store, columns, at, float(match[at]), known, predict, stack)
+        step = _step(store, columns, at, min(1.0, float(match[at])), known, predict, stack)
         ranked.append((_priority(step, float(worth[at]), pull), step))
     ranked = _lower_unsupported(ranked)
     ranked.sort(key=lambda pair: -pair[0])
