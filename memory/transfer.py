@@ -42,6 +42,7 @@ _MAX_PATCHES: Final = 12
 _NOT_OF_SPEED: Final = ("correctness", "measurement")
 _NEGATIVE_MATCH: Final = 0.75
 _KERNEL_SHARE: Final = 0.5
+_UNMET: Final = 0.4
 
 _CHEAPEST: Final = {
     "tokens": "Exact replay of recorded lattices: ranks and rejects in seconds, never promotes.",
@@ -213,7 +214,8 @@ def _expected(
     opinions = [idea.predicted for idea in patches if idea.predicted is not None]
     if opinions:
         return max(opinions), "the cost model"
-    gain = math.exp(card.effect * match)
+    unmet = sum(p.holds(facts) is False for p in entry.preconditions)
+    gain = math.exp(card.effect * match * _UNMET**unmet)
     basis = "reports elsewhere, shrunk and discounted by the regime"
     if card.effect == 0:
         basis = "unknown: no report isolates it"
