@@ -70,8 +70,9 @@ def test_negative_results_of_the_regime_pull_a_mechanism_down_and_are_named(seed
         "requests <= 8.0 (rows stop being free when many requests share the pass)",
     )
     assert "two-level-verification" in names(plan.blocked)
-    first = next(step.entry for step in plan.steps if step.predicted > 1)
-    assert first in ("shared-node-budget", "per-request-block", "prompt-admission")
+    expected = {step.entry: step.predicted for step in plan.steps}
+    for entry in ("shared-node-budget", "per-request-block", "prompt-admission"):
+        assert expected[entry] > expected.get("best-first-tree", 1.0)
     assert {hit.kind for hit in plan.negatives} == {"negative_result"}
 
 
