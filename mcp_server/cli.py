@@ -232,9 +232,7 @@ Target = Annotated[Path, typer.Argument(metavar="DST", help="a new or unfinished
 def w12_encode(
     source: Source,
     target: Target,
-    head: Annotated[
-        bool, typer.Option(help="the LM head too, where it is not tied")
-    ] = False,
+    head: Annotated[bool, typer.Option(help="the LM head too, where it is not tied")] = False,
     convert_exact: Annotated[
         bool, typer.Option(help="take FP32 matrices whose values are all BF16 values")
     ] = False,

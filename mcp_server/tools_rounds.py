@@ -57,6 +57,7 @@ class RoundReply(BaseModel):
     round: str
     deployment: str
     state: Literal["open", "closed"]
+    stock: dict[str, Any] = Field(description="as the controller chose it on this machine")
     best: list[str]
     trials: list[TrialView]
     final: FinalView | None

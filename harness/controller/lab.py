@@ -42,6 +42,13 @@ from specpilot.harness.controller.sanity import InsaneOutput
 from specpilot.harness.controller.sealed import Prompt, PromptBook
 from specpilot.harness.controller.snapshots import Snapshots
 from specpilot.harness.controller.statistics import estimate
+from specpilot.harness.controller.stock import (
+    PROMPTS,
+    blocks_to_try,
+    choose,
+    time_blocks,
+    with_block,
+)
 from specpilot.harness.controller.systems import Running, Starter, SystemSpec
 from specpilot.harness.deployments.health import read_config
 from specpilot.harness.deployments.workload import load_workload
@@ -105,7 +112,9 @@ class Work:
         self._job = job
         self._cancelled = cancelled
         self._progress = progress
-        self._deployment = as_deployment(round_.opened.body["deployment"])
+        self._deployment = with_block(
+            as_deployment(round_.opened.body["deployment"]), round_.stock_block
+        )
         self._book = prompt_book(self._deployment, lab.secret, round_.id)
         self._vocab_size = int(read_config(Path(self._deployment.target))["vocab_size"])
         timeout = default_design(self._deployment, "trial", 0).request_timeout_s
@@ -208,7 +217,9 @@ class Work:
         )
 
     def _prepare(self) -> None:
-        """Measure once for the round what all its verdicts need: noise and audit thresholds."""
+        """Measure once for the round what all its verdicts need: stock, noise, audit thresholds."""
+        if self._round.stock_block is None and (blocks := blocks_to_try(self._deployment)):
+            self._choose_stock(blocks)
         design = self._design("trial", "noise")
         if self._round.calibration is not None and design.shape() in self._round.noise:
             return
@@ -228,6 +239,36 @@ class Work:
             "calibration", {"calibration": calibration.to_dict(), "policy": policy.to_dict()}
         )
         self._round = self._lab.rounds.get(self._round.id)
+
+    def _choose_stock(self, blocks: Sequence[int]) -> None:
+        """Time stock's chain at each block on fresh prompts and make the fastest one stock."""
+        design = self._design("trial", "stock")
+        systems = [
+            SystemSpec(f"chain {b}", "stock", dict(with_block(self._deployment, b).stock))
+            for b in blocks
+        ]
+        self._write_design("stock", design, systems)
+        prompts = list(self._book.fresh(f"{self._job} stock", PROMPTS + 1))
+        with self._starter.running(systems) as running:
+            arms = {block: each.arm for block, each in zip(blocks, running, strict=True)}
+
+            def time(some: Sequence[Prompt]) -> dict[int, list[float]]:
+                return time_blocks(
+                    arms,
+                    some,
+                    tokens=design.tokens,
+                    vocab_size=self._vocab_size,
+                    cancelled=self._cancelled,
+                )
+
+            self._progress("choosing stock's block", 0, 1)
+            time(prompts[:1])  # warms up
+            seconds = time(prompts[1:])
+        block = choose(seconds)
+        timed = {str(each): seconds[each] for each in blocks}
+        self._write("stock", {"block": block, "s_per_token": timed})
+        self._round = self._lab.rounds.get(self._round.id)
+        self._deployment = with_block(self._deployment, block)
 
     def _measure(
         self,

@@ -172,11 +172,13 @@ class FinalView(Message):
 
 
 class RoundView(Message):
-    """Where a round stands. ``best`` names the promoted stack's patches, ``next`` what to do."""
+    """Where a round stands. ``stock`` holds stock's settings as chosen, ``best`` names the promoted
+    stack's patches, ``next`` says what to do."""
 
     round: str
     deployment: str
     state: Literal["open", "closed"]
+    stock: dict[str, Any] = {}
     best: list[str]
     best_folders: list[str]
     best_trial: str | None

@@ -37,7 +37,11 @@ class Noise:
 
 @dataclass(slots=True)
 class Round:
-    """A round's state. ``best`` lists the patch snapshots of the promoted stack, in order."""
+    """A round's state.
+
+    ``stock_block`` is the block that was chosen for stock, if one was. ``best`` lists the patch
+    snapshots of the promoted stack, in order.
+    """
 
     id: str
     deployment: str
@@ -50,6 +54,7 @@ class Round:
     burned: set[str] = field(default_factory=set)
     noise: dict[str, Noise] = field(default_factory=dict)
     calibration: Mapping[str, Any] | None = None
+    stock_block: int | None = None
     final: Record | None = None
 
     @property
@@ -90,6 +95,8 @@ class Round:
             case "noise":
                 noise = Noise(body["shape"], body["sd"], body["cycles"], record.seq)
                 self.noise[noise.shape] = noise
+            case "stock":
+                self.stock_block = body["block"]
             case "calibration":
                 self.calibration = body["calibration"]
             case "final":

@@ -93,6 +93,7 @@ def round_view(round_: Round, snapshots: Snapshots) -> RoundView:
         round=round_.id,
         deployment=round_.deployment,
         state="open" if round_.open else "closed",
+        stock=stock_settings(round_),
         best=[patch.id for patch in best],
         best_folders=[str(patch.folder) for patch in best],
         best_trial=round_.best_trial,
@@ -103,6 +104,12 @@ def round_view(round_: Round, snapshots: Snapshots) -> RoundView:
         next=_next(round_, left),
         receipt=receipt_view(round_.opened),
     )
+
+
+def stock_settings(round_: Round) -> dict[str, Any]:
+    """Return stock's settings in this round: the deployment's, with the block that was chosen."""
+    chosen = {} if round_.stock_block is None else {"block": round_.stock_block}
+    return {**round_.opened.body["deployment"]["stock"], **chosen}
 
 
 def receipt_view(record: Record) -> ReceiptBody:

@@ -25,7 +25,7 @@ def learn(view: RoundView) -> Distilled:
     if view.final is None:
         raise NotFound(f"Round {view.round} had no final yet.", hint="Call final_start first.")
     folder = RoundFolder.of(view.round)
-    situation = Situation.of(view.deployment)
+    situation = Situation.of(view.deployment, stock=view.stock)
     outcomes = [
         outcome for trial in view.trials if (outcome := _of_trial(folder, situation, trial))
     ]

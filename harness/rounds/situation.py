@@ -5,7 +5,7 @@ and the mechanisms that exist. Measures nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,9 +34,14 @@ class Situation:
     profile: DeploymentProfile | None
 
     @staticmethod
-    def of(deployment_id: str) -> "Situation":
-        """Load a deployment. Without a known or calibrated machine there is no cost model."""
+    def of(deployment_id: str, stock: Mapping[str, Any] | None = None) -> "Situation":
+        """Load a deployment. Without a known or calibrated machine there is no cost model.
+
+        ``stock`` are settings that a round's controller chose for stock, over the deployment's.
+        """
         deployment = registry.load(deployment_id)
+        if stock:
+            deployment = replace(deployment, stock={**deployment.stock, **stock})
         try:
             model = CostModel.of(deployment) if deployment.engine != "mock" else None
         except NotFound:
