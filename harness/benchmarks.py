@@ -31,6 +31,7 @@ BENCHMARKS = {
     "tree_attention": "specpilot.kernels.tree_attention.bench",
     "trees": "specpilot.harness.engines.reference.trees_bench",
     "w12": "specpilot.mechanisms.w12.bench",
+    "w12_cpu": "specpilot.mechanisms.w12.bench_cpu",
 }
 
 _PACKAGES = ("specpilot", "torch", "triton", "transformers", "numpy", "mcp")

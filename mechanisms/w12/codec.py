@@ -16,6 +16,7 @@ from specpilot.mechanisms.w12.planes import (
     SIGN,
     U8,
     U16,
+    U32,
     WINDOW,
     Places,
     Scratch,
@@ -47,9 +48,9 @@ class W12Matrix:
     """One weight matrix of shape [rows, columns] (output channels first) in W12.
 
     ``q`` uint8 [rows, columns] is the 8-bit view. ``b`` uint8 [rows, ceil(columns / 2)] holds the
-    low mantissa nibbles, even column in the low half. ``base`` uint8 [rows]. Escapes are in CSR
-    order: row r owns ``escape_column``/``escape_bits`` at ``row_start[r] : row_start[r + 1]``, and
-    its planes hold an exact zero there. Rows listed in ``raw_rows`` are stored whole in
+    low mantissa nibbles, even column in the low half. ``base`` uint8 [rows]. Escape i is the weight
+    at ``escape_place[i]`` (row * columns + column, ascending), stored whole in ``escape_bits[i]``;
+    the planes hold an exact zero there. Rows listed in ``raw_rows`` are stored whole in
     ``raw_bits`` uint16 [len(raw_rows), columns]; their planes are zero.
     """
 
@@ -57,8 +58,7 @@ class W12Matrix:
     q: U8
     b: U8
     base: U8
-    row_start: I32
-    escape_column: I32
+    escape_place: U32
     escape_bits: U16
     raw_rows: I32
     raw_bits: U16
@@ -69,23 +69,32 @@ class W12Matrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays: what the format really costs, bases and escape lists included."""
-        arrays = (self.q, self.b, self.base, self.row_start, self.escape_column)
-        arrays_raw = (self.escape_bits, self.raw_rows, self.raw_bits)
-        return sum(array.nbytes for array in (*arrays, *arrays_raw))
+        """Bytes of all arrays: what the format really costs, bases and escapes included."""
+        arrays = (self.q, self.b, self.base, self.escape_place, self.escape_bits)
+        return sum(array.nbytes for array in (*arrays, self.raw_rows, self.raw_bits))
 
     @property
     def bits_per_weight(self) -> float:
         return 8 * self.nbytes / max(1, len(self.base) * self.columns)
+
+    @property
+    def row_start(self) -> I32:
+        """Where each row's escapes start, int32 [rows + 1]: the escapes in CSR order."""
+        edges = np.arange(len(self.base) + 1, dtype=np.int64) * self.columns
+        return np.searchsorted(self.escape_place, edges).astype(np.int32)
+
+    @property
+    def escape_column(self) -> I32:
+        return (self.escape_place % np.uint32(self.columns)).astype(np.int32)
 
 
 def encode(bits: U16) -> W12Matrix:
     """Encode BF16 patterns, uint16 [rows, columns], without loss.
 
     Raises:
-        InvalidInput: not a non-empty two-dimensional uint16 array.
+        InvalidInput: not a non-empty two-dimensional uint16 array of less than 2^32 weights.
     """
-    if bits.dtype != np.uint16 or bits.ndim != 2 or bits.size == 0:
+    if bits.dtype != np.uint16 or bits.ndim != 2 or not 0 < bits.size < 1 << 32:
         raise InvalidInput(
             f"W12 encodes a non-empty matrix of BF16 patterns; got {bits.dtype} {bits.shape}.",
             hint="Reshape to [output channels, input features] and view BF16 as uint16.",
@@ -109,8 +118,7 @@ def decode(matrix: W12Matrix) -> U16:
     scratch = Scratch(rows, columns)
     for part in parts_of(rows, columns, _CHUNK_WEIGHTS):
         _decode_chunk(matrix.q[part], matrix.b[part], matrix.base[part], out[part], scratch)
-    counts = np.diff(matrix.row_start)
-    out[np.repeat(np.arange(rows), counts), matrix.escape_column] = matrix.escape_bits
+    out.reshape(-1)[matrix.escape_place] = matrix.escape_bits
     out[matrix.raw_rows] = matrix.raw_bits
     return out
 
@@ -198,15 +206,12 @@ def _collect(bits: U16, q: U8, b: U8, base: U8, escapes: list[tuple[I32, I32]]) 
     q[raw], b[raw], base[raw] = 0, 0, 0
     kept = ~raw[row]
     row, column = row[kept], column[kept]
-    starts = np.zeros(rows + 1, np.int32)
-    np.cumsum(np.where(raw, 0, counts), out=starts[1:])
     return W12Matrix(
         columns=columns,
         q=q,
         b=b,
         base=base,
-        row_start=starts,
-        escape_column=column,
+        escape_place=(row.astype(np.int64) * columns + column).astype(np.uint32),
         escape_bits=bits[row, column],
         raw_rows=np.flatnonzero(raw).astype(np.int32),
         raw_bits=bits[raw],

@@ -1,10 +1,10 @@
 """W12 on disk: a Hugging Face folder whose BF16 matrices are stored in W12, tensor by tensor.
 
-A converted matrix ``x.weight`` becomes the tensors ``x.weight.w12.q``, ``.b``, ``.base``,
-``.row_start``, ``.escape_column``, ``.escape_bits`` and, where rows stay BF16, ``.raw_rows`` and
-``.raw_bits``. The file's metadata entry ``specpilot.w12`` holds, for each matrix, its shape and the
-sha256 of its BF16 bytes, so that a folder is verified without its source. Everything else (norms,
-biases, embeddings, config, tokenizer) is copied as it is.
+A converted matrix ``x.weight`` becomes the tensors ``x.weight.w12.q``, ``.b``, ``.base`` and, where
+there are any, ``.escape_place``, ``.escape_bits``, ``.raw_rows`` and ``.raw_bits``. The file's
+metadata entry ``specpilot.w12`` holds, for each matrix, its shape and the sha256 of its BF16 bytes,
+so that a folder is verified without its source. Everything else (norms, biases, embeddings, config,
+tokenizer) is copied as it is.
 
 Reads through memory maps and writes front to back, so files may be larger than memory.
 """
@@ -35,8 +35,7 @@ PARTS: Mapping[str, tuple[str, Any]] = {
     "q": ("U8", np.uint8),
     "b": ("U8", np.uint8),
     "base": ("U8", np.uint8),
-    "row_start": ("I32", np.int32),
-    "escape_column": ("I32", np.int32),
+    "escape_place": ("U32", np.uint32),
     "escape_bits": ("U16", np.uint16),
     "raw_rows": ("I32", np.int32),
     "raw_bits": ("U16", np.uint16),
@@ -100,7 +99,7 @@ class W12Shard:
             key = f"{name}.w12.{part}"
             found = self.raw(key).view(kind) if key in self.spans else np.empty(0, kind)
             parts[part] = found.reshape(self.spans[key].shape) if key in self.spans else found
-        if parts["q"].shape != (rows, columns) or parts["row_start"].shape != (rows + 1,):
+        if parts["q"].shape != (rows, columns) or parts["base"].shape != (rows,):
             raise CheckFailed(
                 f"{self.path}: the parts of {name!r} do not make a {rows} x {columns} matrix.",
                 hint="Encode the source again.",

@@ -158,7 +158,7 @@ class _Writer:
                 table[name] = {"shape": list(bits.shape), "sha256": sha256_of(bits)}
                 for part, (dtype, _) in PARTS.items():
                     array = getattr(matrix, part)
-                    if array.size or part == "row_start":
+                    if array.size:
                         out.add(f"{name}.w12.{part}", dtype, array.shape, array)
             record = {"format": FORMAT, "source": self._identity, "matrices": table}
             out.close({**self._shard.metadata, KEY: json.dumps(record)})

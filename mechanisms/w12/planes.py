@@ -15,6 +15,7 @@ __all__ = ["ESCAPED", "MAGNITUDE", "SIGN", "WINDOW", "Scratch", "fill", "from_gr
 
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
+U32 = NDArray[np.uint32]
 I32 = NDArray[np.int32]
 Places = NDArray[np.intp]
 
@@ -33,19 +34,20 @@ def parts_of(rows: int, columns: int, weights: int) -> Iterator[slice]:
 
 
 class Scratch:
-    """Buffers for one block of rows; memory that stays in the cache is what makes this fast.
+    """Buffers for one block of rows: memory that is used again and stays in the cache.
 
-    ``wide`` and ``spare`` uint16, ``high`` uint8 and ``flag`` bool are [block, columns]; ``low``
-    uint8 [block, columns rounded up to even].
+    ``wide`` and ``code`` uint16 and ``flag`` bool are [block, columns]; ``low`` and ``high`` uint8
+    [block, columns rounded up to even]; ``pairs`` uint16 [block, half of that].
     """
 
     def __init__(self, rows: int, columns: int) -> None:
-        shape = (min(rows, max(1, _BLOCK_WEIGHTS // columns)), columns)
-        self.wide = np.empty(shape, np.uint16)
-        self.spare = np.empty(shape, np.uint16)
-        self.high = np.empty(shape, np.uint8)
-        self.flag = np.empty(shape, np.bool_)
-        self.low = np.zeros((shape[0], columns + columns % 2), np.uint8)
+        block, even = min(rows, max(1, _BLOCK_WEIGHTS // columns)), columns + columns % 2
+        self.wide = np.empty((block, columns), np.uint16)
+        self.code = np.empty((block, columns), np.uint16)
+        self.flag = np.empty((block, columns), np.bool_)
+        self.low = np.zeros((block, even), np.uint8)
+        self.high = np.zeros((block, even), np.uint8)
+        self.pairs = np.empty((block, even // 2), np.uint16)
 
 
 def fill(bits: U16, base: I32, q: U8, b: U8, scratch: Scratch) -> tuple[Places, Places]:
@@ -57,27 +59,29 @@ def fill(bits: U16, base: I32, q: U8, b: U8, scratch: Scratch) -> tuple[Places, 
     wrong = []
     for part in parts_of(len(bits), bits.shape[1], _BLOCK_WEIGHTS):
         rows = part.stop - part.start
-        code, wide, flag = scratch.spare[:rows], scratch.wide[:rows], scratch.flag[:rows]
+        code, wide, flag = scratch.code[:rows], scratch.wide[:rows], scratch.flag[:rows]
         np.subtract(bits[part], offset[part], out=code)  # the sign stays, unless below the window
         np.add(code, code, out=wide)  # the sign drops out
         np.subtract(wide, np.uint16(0x80 << 1), out=wide)
         np.greater_equal(wide, np.uint16(WINDOW << 8), out=flag)
         wrong.append(np.flatnonzero(flag) + part.start * bits.shape[1])
-        _split(code, q[part], b[part], scratch.low[:rows])
+        _split(code, q[part], b[part], scratch)
     return np.divmod(np.concatenate(wrong), bits.shape[1])
 
 
-def _split(code: U16, q: U8, b: U8, low: U8) -> None:
-    """Write codes to the 8-bit view and the nibble plane; ``low`` is a buffer."""
-    columns = code.shape[1]
+def _split(code: U16, q: U8, b: U8, scratch: Scratch) -> None:
+    """Write codes to the 8-bit view and the nibble plane."""
+    rows, columns = code.shape
+    low, nibble, pairs = scratch.low[:rows], scratch.high[:rows], scratch.pairs[:rows]
     np.copyto(low[:, :columns], code, casting="unsafe")
-    pairs = low.view(np.uint16)
-    nibbles = pairs & np.uint16(0x0F0F)
-    np.right_shift(pairs, np.uint16(1), out=pairs)
+    np.bitwise_and(low, np.uint8(0x0F), out=nibble)
+    np.right_shift(nibble.view(np.uint16), np.uint16(4), out=pairs)
+    np.bitwise_or(pairs, nibble.view(np.uint16), out=pairs)
+    np.copyto(b, pairs, casting="unsafe")
+    np.right_shift(low, np.uint8(1), out=low)
     np.bitwise_and(low, np.uint8(0x78), out=low)
     np.right_shift(code, np.uint16(8), out=q, casting="unsafe")
     np.bitwise_or(q, low[:, :columns], out=q)
-    np.bitwise_or(nibbles, nibbles >> np.uint16(4), out=b, casting="unsafe")
 
 
 def patch(q: U8, b: U8, row: Places, column: Places, code: U16) -> None:
@@ -116,18 +120,21 @@ def join(q: U8, b: U8, base: U8, out: U16, scratch: Scratch) -> tuple[Places, Pl
     below = []
     for part in parts_of(len(q), q.shape[1], _BLOCK_WEIGHTS):
         _assemble(q[part], b[part], offset[part], out[part], scratch)
-        flag = np.equal(q[part] & np.uint8(0x47), 0, out=scratch.flag[: part.stop - part.start])
+        rows = part.stop - part.start
+        code, flag = scratch.high[:rows, : q.shape[1]], scratch.flag[:rows]
+        np.bitwise_and(q[part], np.uint8(0x47), out=code)  # c0 and c3 c2 c1
+        np.equal(code, np.uint8(0), out=flag)
         below.append(np.flatnonzero(flag) + part.start * q.shape[1])
     return np.divmod(np.concatenate(below), q.shape[1])
 
 
 def _assemble(q: U8, b: U8, offset: U16, out: U16, scratch: Scratch) -> None:
     rows, columns = q.shape
-    low, high = scratch.low[:rows], scratch.high[:rows]
-    pairs = low.view(np.uint16)
+    low, high, pairs = scratch.low[:rows], scratch.high[:rows, :columns], scratch.pairs[:rows]
     np.copyto(pairs, b)
-    np.bitwise_or(pairs, pairs << np.uint16(4), out=pairs)
-    np.bitwise_and(pairs, np.uint16(0x0F0F), out=pairs)
+    np.left_shift(pairs, np.uint16(4), out=low.view(np.uint16))
+    np.bitwise_or(pairs, low.view(np.uint16), out=pairs)
+    np.bitwise_and(pairs, np.uint16(0x0F0F), out=low.view(np.uint16))
     np.bitwise_and(q, np.uint8(0x78), out=high)
     np.left_shift(high, np.uint8(1), out=high)
     np.bitwise_or(high, low[:, :columns], out=high)  # [c0 m6..m0]

@@ -63,6 +63,8 @@ def test_gaussian_weights_take_12_bits_and_few_escapes() -> None:
     bits[6] = 0
     matrix = codec.encode(bits)
     codec.verify(bits, matrix)
+    row = np.repeat(np.arange(256), np.diff(matrix.row_start))
+    assert np.array_equal(bits[row, matrix.escape_column], matrix.escape_bits)
     assert not len(matrix.raw_rows)
     assert matrix.bits_per_weight < 12.03
     assert len(matrix.escape_bits) / bits.size < 2e-4
@@ -99,7 +101,7 @@ def test_rows_are_coded_alike_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(codec, "_CHUNK_WEIGHTS", 7 * 515)
     cut = codec.encode(bits)
     assert np.array_equal(codec.decode(cut), bits)
-    for part in ("q", "b", "base", "row_start", "escape_column", "escape_bits", "raw_rows"):
+    for part in ("q", "b", "base", "escape_place", "escape_bits", "raw_rows"):
         assert np.array_equal(getattr(cut, part), getattr(whole, part))
 
 
