@@ -117,7 +117,7 @@ def unit_lower_inverse(lower: Tensor) -> Tensor:
     them give the inverse of twice the size, log2(n) times. (The Neumann product over the whole
     matrix needs as many products and loses all digits when keys repeat and beta is near 1.)
     """
-    out: Tensor = _UnitLowerInverse.apply(lower)  # type: ignore[no-untyped-call]
+    out: Tensor = _UnitLowerInverse.apply(lower)
     return out
 
 
