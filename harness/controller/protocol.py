@@ -12,6 +12,7 @@ __all__ = [
     "PROTOCOL",
     "ErrorBody",
     "FinalStart",
+    "FinalView",
     "ForcingCheck",
     "HeadBody",
     "Hello",
