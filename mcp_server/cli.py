@@ -101,16 +101,9 @@ def bench(
     json_file: JsonFile = None,
 ) -> None:
     """Run a benchmark and write its results with machine, versions and commit."""
-    from rich.console import Console
-
     from specpilot.harness import benchmarks
 
-    rows = benchmarks.run(name)
-    payload = benchmarks.document(name, f"specpilot bench {name}", rows)
-    if json_file != "-":
-        for row in payload["results"]:
-            Console().print(f"{row['id']:60} {row['value']:.6g} {row['unit']}", markup=False)
-    _write(json_file, payload)
+    _results(name, f"specpilot bench {name}", benchmarks.run(name), json_file)
 
 
 @app.command()
@@ -194,6 +187,14 @@ def memory_check(json_file: JsonFile = None) -> None:
         typer.echo(f"{count} entries, {errors} errors, {len(findings) - errors} warnings")
     if errors:
         sys.exit(1)
+
+
+@memory_app.command("eval")
+def memory_eval(json_file: JsonFile = None) -> None:
+    """Score the ranking on the held-out labelled queries, against each single ranker."""
+    from specpilot.memory.evaluate import evaluation_results
+
+    _results("memory-eval", "specpilot memory eval", evaluation_results(), json_file)
 
 
 @memory_app.command("export")
@@ -320,6 +321,18 @@ def _statistics(found: Sequence[Any], json_file: str | None) -> None:
         table.add_row(each.name, shape, f"{each.bits_per_weight:.3f}", str(each.escapes),
                       str(each.raw_rows), f"{each.entropy_bits:.3f}")  # fmt: skip
     Console().print(table)
+
+
+def _results(
+    name: str, command: str, rows: Sequence[Mapping[str, Any]], json_file: str | None
+) -> None:
+    from specpilot.harness import benchmarks
+
+    payload = benchmarks.document(name, command, rows)
+    if json_file != "-":
+        for row in payload["results"]:
+            typer.echo(f"{row['id']:60} {row['value']:.6g} {row['unit']}")
+    _write(json_file, payload)
 
 
 def _object(text: str) -> dict[str, Any]:

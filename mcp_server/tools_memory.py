@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from specpilot.errors import InvalidInput
-from specpilot.harness.rounds.knowledge import open_memory
+from specpilot.harness.rounds.knowledge import open_memory, vectors
 from specpilot.harness.rounds.situation import Situation
 from specpilot.memory.retrieval import Hit
 
@@ -75,6 +75,7 @@ def memory_search(
             kinds=tuple(kinds or ()),
             limit=limit,
             offset=offset,
+            vectors=vectors(),
         )
     return SearchReply(
         hits=[_hit(hit) for hit in found.hits],

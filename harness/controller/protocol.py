@@ -286,4 +286,5 @@ class ReceiptCheck(Message):
 
 class ReceiptReply(Message):
     genuine: bool
+    deployment: str | None = None
     view: dict[str, Any] | None = None

@@ -222,7 +222,9 @@ class Service:
             record = self.ledger.find(ReceiptRef(ask.seq, ask.hash, ask.kind))
         except NotFound:
             return p.ReceiptReply(genuine=False)
-        return p.ReceiptReply(genuine=True, view=record_view(record))
+        return p.ReceiptReply(
+            genuine=True, deployment=record.body.get("deployment"), view=record_view(record)
+        )
 
     def _start(self, kind: JobKind, round_id: str, action: Callable[[Work], Record]) -> str:
         def make(
