@@ -71,6 +71,23 @@ def run_pico() -> str:
     return "\n".join(lines)
 
 
+def pico() -> str:
+    """Acceptance by block: the evaluation after training, and the shipped weights in fp32."""
+    trained, shipped = by_id(load("pico_h200")), by_id(load("pico"))
+    lines = ["| | block 4 | block 8 | block 16 |", "|---|---|---|---|"]
+    for name in ("chain", "oracle"):
+        for rows, prefix, where in (
+            (trained, "pico_h200", "H200, BF16"),
+            (shipped, "pico", "CPU, FP32"),
+        ):
+            values = [rows[f"{prefix}.{name}_tau.block{block}"]["value"] for block in (4, 8, 16)]
+            lines.append(f"| {name} τ, {where} | " + " | ".join(f"{v:.2f}" for v in values) + " |")
+    lines += ["", f"H200: {trained['pico_h200.chain_tau.block8']['note']}. CPU: "
+              f"{shipped['pico.chain_tau.block8']['note']}. Held-out loss "
+              f"{trained['pico_h200.heldout_loss']['value']:.3f} nats a token (H200)."]  # fmt: skip
+    return "\n".join(lines)
+
+
 def tools() -> str:
     """One line for each MCP tool: name and description."""
     from specpilot.mcp_server.server import TOOLS
@@ -97,8 +114,8 @@ def interval(row: Mapping[str, Any]) -> str:
     return f"{row['value']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
 
 
-TABLES: dict[str, Callable[[], str]] = {"run-pico": run_pico, "tools": tools}
-PAGES = ("README.md",)
+TABLES: dict[str, Callable[[], str]] = {"pico": pico, "run-pico": run_pico, "tools": tools}
+PAGES = ("README.md", "docs/pico.md")
 
 
 def with_tables(text: str) -> str:
