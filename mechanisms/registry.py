@@ -3,10 +3,12 @@
 from specpilot.errors import NotFound
 from specpilot.mechanisms.base import Mechanism
 from specpilot.mechanisms.trees.mechanism import BEST_FIRST_TREE
+from specpilot.mechanisms.trees.selector import PAIRWISE_SELECTOR
+from specpilot.mechanisms.w12.mechanism import W12
 
 __all__ = ["all_mechanisms", "get"]
 
-_MECHANISMS = {m.id: m for m in (BEST_FIRST_TREE,)}
+_MECHANISMS = {m.id: m for m in (BEST_FIRST_TREE, PAIRWISE_SELECTOR, W12)}
 
 
 def all_mechanisms() -> tuple[Mechanism, ...]:

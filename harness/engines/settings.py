@@ -74,10 +74,16 @@ class ReferenceSettings(EngineSettings):
     block: int = setting("rows of the drafter's block", 8, 2, 64)
     rows: int = setting("rows of the exact pass; 0: block", 0, 1, 1024)
     top_k: int = setting("candidates kept at each depth", 4, 1, 64)
+    selector: bool = setting("draft through the pairwise selector in the drafter's folder", False)
     fp32_logits: bool = setting("compute the LM head in float32", False)
+    weights: Literal["plain", "w12"] = setting(
+        "how the target's layers are kept; w12: packed, decoded when used", "plain"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.weights == "w12" and self.device != "cpu":
+            raise InvalidInput("weights 'w12' are decoded on the CPU; device is 'cuda'.")
         if self.speculation != "none" and not self.drafter:
             raise InvalidInput(f"speculation {self.speculation!r} needs a drafter.")
         if self.speculation == "chain" and self.rows not in (0, self.block):

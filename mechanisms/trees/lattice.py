@@ -38,6 +38,11 @@ class Lattice:
     def width(self) -> int:
         return int(self.tokens.shape[1])
 
+    @property
+    def is_pairwise(self) -> bool:
+        """Whether an edge depends on the candidate before it."""
+        return int(self.edges.shape[1]) > 1
+
     @classmethod
     def marginal(cls, tokens: ArrayLike, logp: ArrayLike, vocab_size: int) -> "Lattice":
         """Make a lattice from log-probs ``logp`` [D, K] that ignore the candidate before.

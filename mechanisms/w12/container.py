@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from specpilot.errors import CheckFailed, InvalidInput, NotFound
 from specpilot.mechanisms.w12.codec import W12Matrix, decode
 
-__all__ = ["FORMAT", "KEY", "PARTS", "Output", "Span", "W12Shard", "sha256_of"]
+__all__ = ["FORMAT", "KEY", "PARTS", "Output", "Span", "W12Shard", "convertible", "sha256_of"]
 
 FORMAT = "specpilot.w12/1"
 KEY = "specpilot.w12"
@@ -41,6 +41,7 @@ PARTS: Mapping[str, tuple[str, Any]] = {
     "raw_bits": ("U16", np.uint16),
 }
 _CHUNK = 1 << 24
+_MIN_WEIGHTS = 1 << 14  # smaller matrices save nothing that anyone would notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,13 @@ class W12Shard:
             except ValueError as error:
                 raise InvalidInput(f"{path} is no safetensors file: {error}.") from None
         self.metadata: dict[str, str] = header.pop("__metadata__", {})
-        self._data = 8 + length
+        self.data_start = 8 + length
         self.spans = {name: _span(path, name, entry) for name, entry in header.items()}
         end = max((span.end for span in self.spans.values()), default=0)
-        if self._data + end > size:
+        if self.data_start + end > size:
             raise InvalidInput(
                 f"{path} is truncated: it has {size} bytes, its header calls for "
-                f"{self._data + end}.",
+                f"{self.data_start + end}.",
                 hint="Copy or encode it again.",
             )
         self._map = np.memmap(path, np.uint8, mode="r")
@@ -89,7 +90,7 @@ class W12Shard:
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor as they lie in the file (a view of the memory map)."""
         span = self.spans[name]
-        return self._map[self._data + span.start : self._data + span.end]
+        return self._map[self.data_start + span.start : self.data_start + span.end]
 
     def matrix(self, name: str) -> W12Matrix:
         """Return a W12 matrix. Raises ``CheckFailed`` if a part is missing or does not fit."""
@@ -168,6 +169,17 @@ class Output:
         self._file.close()
         self._file = None
         self._partial.replace(self._path)
+
+
+def convertible(name: str, span: Span, head: bool = False) -> bool:
+    """Whether W12 is for a tensor: the matrix of a linear layer, the LM head only if ``head``."""
+    if len(span.shape) != 2 or not name.endswith(".weight") or "embed" in name:
+        return False
+    if span.dtype not in ("BF16", "F32", "F16", "F64"):
+        return False
+    if name.startswith("lm_head.") and not head:
+        return False
+    return span.shape[0] * span.shape[1] >= _MIN_WEIGHTS
 
 
 def _span(path: Path, name: str, entry: Any) -> Span:

@@ -16,12 +16,18 @@ from numpy.typing import NDArray
 
 from specpilot.errors import CheckFailed, Conflict, InvalidInput, NotFound, SpecPilotError
 from specpilot.mechanisms.w12.codec import decode, encode
-from specpilot.mechanisms.w12.container import FORMAT, KEY, PARTS, Output, Span, W12Shard, sha256_of
+from specpilot.mechanisms.w12.container import (
+    FORMAT,
+    KEY,
+    PARTS,
+    Output,
+    W12Shard,
+    convertible,
+    sha256_of,
+)
 from specpilot.mechanisms.w12.statistics import TensorStatistics, statistics_of
 
 __all__ = ["decode_folder", "encode_folder", "info_folder", "verify_folder"]
-
-_MIN_WEIGHTS = 1 << 14  # smaller matrices save nothing that anyone would notice
 
 Progress = Callable[[int, int, str], None]
 
@@ -166,7 +172,7 @@ class _Writer:
     def _bits(self, name: str) -> NDArray[np.uint16] | None:
         """BF16 patterns of a tensor that is to be converted; None for one that stays as it is."""
         span = self._shard.spans[name]
-        if not _convertible(name, span, self._head):
+        if not convertible(name, span, self._head):
             return None
         if span.dtype == "BF16":
             return self._shard.raw(name).view(np.uint16).reshape(span.shape)
@@ -185,16 +191,6 @@ class _Writer:
                 )
             return (wide >> np.uint32(16)).astype(np.uint16)
         raise InvalidInput(f"{self._shard.path}: {name!r} is {span.dtype}; W12 stores BF16.")
-
-
-def _convertible(name: str, span: Span, head: bool) -> bool:
-    if len(span.shape) != 2 or not name.endswith(".weight") or "embed" in name:
-        return False
-    if span.dtype not in ("BF16", "F32", "F16", "F64"):
-        return False
-    if name.startswith("lm_head.") and not head:
-        return False
-    return span.shape[0] * span.shape[1] >= _MIN_WEIGHTS
 
 
 def _logical(shard: W12Shard) -> Iterator[str]:

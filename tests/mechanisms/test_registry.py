@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from specpilot.errors import InvalidInput, NotFound, Unsupported
 from specpilot.mechanisms import registry
@@ -98,3 +101,17 @@ def test_unknown_names_say_what_exists() -> None:
         registry.get("worst_first_tree")
     with pytest.raises(Unsupported, match="reference"):
         registry.get("best_first_tree").settings("abacus", {"rows": 8})
+
+
+def test_w12_needs_bf16_weights(tmp_path: Path) -> None:
+    w12 = registry.get("w12")
+    assert w12.settings("reference", {"weights": "w12"}) == {"weights": "w12"}
+    for dtype, ok in ((torch.bfloat16, True), (torch.float32, False)):
+        weight = torch.zeros(256, 256, dtype=dtype)
+        save_file({"layers.0.up_proj.weight": weight}, tmp_path / "model.safetensors")
+        answer = w12.applies_to(deployment(target=str(tmp_path)))
+        assert answer.ok is ok
+        assert ok or "is F32" in answer.reasons[0]
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    assert "truncated" in w12.applies_to(deployment(target=str(tmp_path))).reasons[0]
+    assert not w12.applies_to(deployment(engine="mock")).ok

@@ -27,7 +27,7 @@ from specpilot.harness.engines.reference.layers import (
     rotate_,
 )
 from specpilot.harness.engines.reference.rows import block_rows
-from specpilot.harness.engines.reference.selector import Selector, log_total
+from specpilot.harness.engines.reference.selector import Selector, load_selector, log_total
 from specpilot.harness.engines.reference.target import Target
 from specpilot.harness.engines.reference.weights import WeightFolder
 from specpilot.mechanisms.trees.lattice import Lattice
@@ -65,9 +65,15 @@ class Drafter(Protocol):
 
 
 class BlockDrafter:
-    """A DFlash or DFlash2 drafter for ``target``. Raises as ``DrafterConfig`` and weights do."""
+    """A DFlash or DFlash2 drafter for ``target``. Raises as ``DrafterConfig`` and weights do.
 
-    def __init__(self, folder: Path, target: Target, max_positions: int) -> None:
+    ``selector``: draft through the pairwise selector in ``folder / "selector"``. A DFlash2 drafter
+    uses its own in any case.
+    """
+
+    def __init__(
+        self, folder: Path, target: Target, max_positions: int, selector: bool = False
+    ) -> None:
         self.config = c = DrafterConfig.load(folder, target.config)
         self.target = target
         self.capture = c.target_layers
@@ -81,7 +87,8 @@ class BlockDrafter:
         # Keys and values of the context for all layers in one product.
         attentions = [layer.attention for layer in self.layers]
         own = c.heads * c.head_dim
-        self.w_context = torch.cat([a.w_in[own:] for a in attentions])
+        # A drafter's matrices are never packed.
+        self.w_context = torch.cat([a.w_in[own:] for a in attentions if isinstance(a.w_in, Tensor)])
         self.b_context = None
         if c.attention_bias:
             self.b_context = torch.cat([a.b_in[own:] for a in attentions if a.b_in is not None])
@@ -90,7 +97,11 @@ class BlockDrafter:
             for i in range(c.layers)
         ]
         self.key_norm = RmsNorm(torch.stack(scales).unsqueeze(1), c.rms_norm_eps)
-        self.selector = Selector(weights, c) if c.selector_rank else None
+        self.selector: Selector | None = None
+        if c.selector_rank:
+            self.selector = Selector(weights, c)
+        elif selector:
+            self.selector = load_selector(folder / "selector", c, target.dtype, target.device)
         self.mask = torch.tensor([c.mask_id], device=target.device)
 
     def allocate(self, slots: int, capacity: int) -> None:

@@ -67,6 +67,7 @@ class ReferenceEngine:
             getattr(torch, settings.dtype),
             settings.device,
             max_positions=capacity,
+            packed=settings.weights == "w12",
         )
         config = self.target.config
         if self.context_length > config.max_positions:
@@ -90,7 +91,7 @@ class ReferenceEngine:
     def _load_drafter(self, positions: int) -> Drafter:
         folder, target = Path(self.settings.drafter), Path(self.settings.target)
         check_tokenizers(target, folder, self.vocab_size)
-        drafter = BlockDrafter(folder, self.target, positions)
+        drafter = BlockDrafter(folder, self.target, positions, self.settings.selector)
         if self.settings.block > drafter.config.block:
             raise InvalidInput(
                 f"block {self.settings.block} exceeds the {drafter.config.block} rows that "
@@ -213,6 +214,7 @@ class ReferenceEngine:
             r.passes += 1
             r.rows += tree.rows
             r.drafts += len(lattices) > 0
+            r.selected += len(lattices) > 0 and lattices[i].is_pairwise
             taken, finished = r.take(walk.emitted)
             walk = walk.first(len(taken))
             if self.on_cycle is not None and lattices:
@@ -247,6 +249,8 @@ class ReferenceEngine:
         self, r: Running, taken: tuple[int, ...], finished: FinishReason | None
     ) -> StepEvent:
         meta = r.meta(self.settings.speculation == "tree") if finished else {}
+        if finished:
+            meta["w12_matrices"] = self.target.packed_matrices
         return StepEvent(r.request.rid, taken, finished, meta)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from specpilot.harness.engines.reference.config import GdnConfig
 from specpilot.harness.engines.reference.layers import RmsNorm
 from specpilot.harness.engines.reference.rows import Rows, TreeLayout
-from specpilot.harness.engines.reference.weights import WeightFolder
+from specpilot.harness.engines.reference.weights import WeightFolder, linear
 from specpilot.kernels.gdn_chunk.naive import chunk_gated_delta_rule
 
 __all__ = ["GdnLayer", "GdnState", "GdnUpdates", "commit_", "tree_form"]
@@ -58,13 +58,12 @@ class GdnLayer:
         self.shape = shape
         channels, heads = shape.conv_channels, shape.value_heads
         width = heads * shape.value_dim
-        self.w_in = torch.cat(
-            [
-                weights.get(f"{name}.in_proj_{part}.weight", (size, hidden))
-                for part, size in (("qkv", channels), ("z", width), ("b", heads), ("a", heads))
-            ]
-        )
-        self.w_out = weights.get(f"{name}.out_proj.weight", (hidden, width))
+        parts = [
+            weights.get(f"{name}.in_proj_{part}.weight", (size, hidden))
+            for part, size in (("qkv", channels), ("z", width), ("b", heads), ("a", heads))
+        ]
+        self.w_in = weights.keep(torch.cat(parts))
+        self.w_out = weights.keep(weights.get(f"{name}.out_proj.weight", (hidden, width)))
         conv = weights.get(f"{name}.conv1d.weight", (channels, 1, shape.conv_width))
         self.conv = conv[:, 0].t().contiguous()
         self.norm = RmsNorm.load(weights, f"{name}.norm.weight", shape.value_dim, eps)
@@ -79,7 +78,7 @@ class GdnLayer:
 
     def __call__(self, x: Tensor, state: GdnState, rows: Rows) -> tuple[Tensor, GdnUpdates | None]:
         """Map ``x`` [R, T, hidden] to [R, T, hidden]; updates for a tree, else None."""
-        mixed, z, b, a = F.linear(x, self.w_in).split_with_sizes(self.split, -1)
+        mixed, z, b, a = linear(x, self.w_in).split_with_sizes(self.split, -1)
         line = torch.cat((state.conv, mixed), 1)
         q, k, v = self._heads(F.silu(self._convolve(line, rows)))
         g = F.softplus(a.to(self.rate.dtype) + self.dt_bias).mul_(self.rate)
@@ -95,7 +94,7 @@ class GdnLayer:
                 out, memory = chunk_gated_delta_rule(q, k, v, g, beta, state.memory)
                 state.memory.copy_(memory)
             state.conv.copy_(line[:, rows.count :])
-        return F.linear(self._gated_norm(out, z), self.w_out), updates
+        return linear(self._gated_norm(out, z), self.w_out), updates
 
     def _convolve(self, line: Tensor, rows: Rows) -> Tensor:
         """Depthwise convolution of ``line`` [R, width - 1 + T, C] along chains or tree paths."""

@@ -1,7 +1,7 @@
 """The building blocks that targets and drafters share: norm, rotary positions, MLP, attention.
 
-Weights are plain tensors, fused at load time so that a step is few operations: on a small model the
-number of operations, not their size, sets the step's time.
+Weights are plain tensors (or packed ones), fused at load time so that a step is few operations: on
+a small model the number of operations, not their size, sets the step's time.
 """
 
 import torch
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specpilot.harness.engines.reference.rows import Rows
-from specpilot.harness.engines.reference.weights import WeightFolder
+from specpilot.harness.engines.reference.weights import WeightFolder, linear
 
 __all__ = ["Attention", "KvCache", "Mlp", "RmsNorm", "Rope", "load_norm", "rotate_"]
 
@@ -162,9 +162,9 @@ class Attention:
             v = weights.get(f"{name}.v_proj.{kind}", (kv_size, *tail))
             return torch.cat((parts[0], k, v, *parts[1:]))
 
-        self.w_in = project("weight", (hidden,))
+        self.w_in = weights.keep(project("weight", (hidden,)))
         self.b_in = project("bias", ()) if bias else None
-        self.w_out = weights.get(f"{name}.o_proj.weight", (hidden, size))
+        self.w_out = weights.keep(weights.get(f"{name}.o_proj.weight", (hidden, size)))
         self.b_out = weights.get(f"{name}.o_proj.bias", (hidden,)) if bias else None
         self.split = (size + kv_size, kv_size) + ((size,) if output_gate else ())
         self.norm: RmsNorm | None = None  # of [queries | keys], by head
@@ -178,7 +178,7 @@ class Attention:
         self, x: Tensor, cache: KvCache, rows: Rows, rope: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Map ``x`` [R, T, hidden] to [R, T, hidden], writing the rows' keys and values."""
-        parts = F.linear(x, self.w_in, self.b_in).split_with_sizes(self.split, -1)
+        parts = linear(x, self.w_in, self.b_in).split_with_sizes(self.split, -1)
         qk = parts[0].view(*x.shape[:2], -1, self.head_dim)
         qk = rotate_(qk.clone() if self.norm is None else self.norm(qk), rope)
         values = parts[1].view(*x.shape[:2], self.kv_heads, self.head_dim)
@@ -186,7 +186,7 @@ class Attention:
         out = attend(qk[:, :, : self.heads], cache, rows)
         if len(parts) == 3:
             out = out.mul_(parts[2].sigmoid())
-        return F.linear(out, self.w_out, self.b_out)
+        return linear(out, self.w_out, self.b_out)
 
 
 class Mlp:
@@ -195,9 +195,9 @@ class Mlp:
     def __init__(self, weights: WeightFolder, name: str, hidden: int, inner: int) -> None:
         gate = weights.get(f"{name}.gate_proj.weight", (inner, hidden))
         up = weights.get(f"{name}.up_proj.weight", (inner, hidden))
-        self.w_in = torch.cat((gate, up))
-        self.w_out = weights.get(f"{name}.down_proj.weight", (hidden, inner))
+        self.w_in = weights.keep(torch.cat((gate, up)))
+        self.w_out = weights.keep(weights.get(f"{name}.down_proj.weight", (hidden, inner)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, self.w_in).chunk(2, -1)
-        return F.linear(F.silu(gate).mul_(up), self.w_out)
+        gate, up = linear(x, self.w_in).chunk(2, -1)
+        return linear(F.silu(gate).mul_(up), self.w_out)

@@ -50,6 +50,8 @@ class Target:
     """A dense or hybrid decoder from a Hugging Face folder.
 
     ``capture`` lists 0-based layers whose outputs passes return as features; it may be set later.
+    ``packed`` keeps the layers' matrices in W12 and decodes each when it is used: the same bits in
+    less memory, at the price of decoding ``packed_matrices`` of them in every pass.
     Raises the errors of ``TargetConfig.load`` and ``WeightFolder``.
     """
 
@@ -60,11 +62,12 @@ class Target:
         device: torch.device | str = "cpu",
         capture: Sequence[int] = (),
         max_positions: int | None = None,
+        packed: bool = False,
     ) -> None:
         self.config = config = TargetConfig.load(folder)
         self.dtype, self.device = dtype, torch.device(device)
         self.capture = tuple(capture)
-        weights = WeightFolder(folder, dtype, self.device)
+        weights = WeightFolder(folder, dtype, self.device, packed)
         shape, eps = (config.vocab_size, config.hidden_size), config.rms_norm_eps
         self.embedding = weights.get(f"{config.prefix}embed_tokens.weight", shape)
         self.head = self.embedding if config.tied else weights.get("lm_head.weight", shape)
@@ -81,6 +84,7 @@ class Target:
             _Layer(weights, f"{config.prefix}layers.{i}", config, kind)
             for i, kind in enumerate(config.layer_types)
         ]
+        self.packed_matrices = weights.packed or 0
 
     def pool(self, slots: int, capacity: int) -> StatePool:
         """Allocate state for ``slots`` requests of ``capacity`` cache rows each."""

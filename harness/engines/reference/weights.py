@@ -1,19 +1,30 @@
 """Read tensors out of a Hugging Face folder, one at a time, checked against the expected shape.
 
-Knows single files and sharded indexes; never holds more than the tensors that were asked for.
+Knows single files and sharded indexes, plain or W12 (decoded as they are read); never holds more
+than the tensors that were asked for. Keeps matrices packed where that is asked for.
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specpilot.errors import InvalidInput, NotFound
 from specpilot.harness.engines.reference.config import read_json
+from specpilot.mechanisms.w12.container import KEY
+from specpilot.mechanisms.w12.tensors import PackedWeight, W12Tensors
 
-__all__ = ["WeightFolder"]
+__all__ = ["Weight", "WeightFolder", "linear"]
+
+Weight = Tensor | PackedWeight
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """``F.linear``; a packed weight is decoded for it, so that both give the same bits."""
+    return F.linear(x, weight if isinstance(weight, Tensor) else weight.unpack(), bias)
 
 
 class WeightFolder:
@@ -22,10 +33,13 @@ class WeightFolder:
     A header or a length that does not fit the file (a download that broke off) is found on opening.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, packed: bool = False
+    ) -> None:
         self.folder = folder
         self.dtype = dtype
         self.device = device
+        self.packed: int | None = 0 if packed else None  # how many matrices are kept packed
         index = folder / "model.safetensors.index.json"
         table: dict[str, str] = {}
         if index.exists():
@@ -57,12 +71,20 @@ class WeightFolder:
             )
         return tensor.to(self.device, dtype or self.dtype)
 
+    def keep(self, weight: Tensor) -> Weight:
+        """Return a matrix as the model is to hold it: as it is, or packed in W12."""
+        if self.packed is None:
+            return weight
+        self.packed += 1
+        return PackedWeight(weight)
+
     @staticmethod
     def _open_file(path: Path) -> Any:
         if not path.is_file():
             raise NotFound(f"weights file {path} does not exist.")
         try:
-            return safe_open(path, framework="pt")
+            opened = safe_open(path, framework="pt")
+            return W12Tensors(path) if KEY in (opened.metadata() or {}) else opened
         except SafetensorError as error:
             raise InvalidInput(
                 f"weights file {path} is truncated or malformed ({error}).",
