@@ -36,7 +36,8 @@ def test_a_process_tree_is_charged_with_what_it_uses(burner: int) -> None:
         after = sample_cpu([burner, os.getpid()])
     used = after.trees_s[burner] - before.trees_s[burner]
     assert used >= 0.1
-    assert after.trees_s[os.getpid()] - before.trees_s[os.getpid()] >= used
+    ticks = 0.05  # the two trees are read one after the other, in steps of 10 ms
+    assert after.trees_s[os.getpid()] - before.trees_s[os.getpid()] >= used - ticks
     assert burner in descendants(os.getpid())
 
 
