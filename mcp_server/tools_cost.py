@@ -190,9 +190,12 @@ def cost_profile(deployment: DeploymentId) -> JobStarted:
 def replay_trees(deployment: DeploymentId) -> ReplayReply:
     """Show tokens per pass of chains and best-first trees, replayed on recorded lattices."""
     _, profile = Situation.of(deployment).require_model()
+    policies = {"chain": profile.chain} | {
+        f"best_first on block {block}": points for block, points in profile.tree.items()
+    }
     lines = [
         ReplayLine(policy=name, rows=rows, tokens_per_pass=tokens)
-        for name, points in (("chain", profile.chain), ("best_first", profile.tree))
+        for name, points in policies.items()
         for rows, tokens in points.items()
     ]
     return ReplayReply(

@@ -26,6 +26,7 @@ __all__ = ["CHAIN_ROWS", "TREE_ROWS", "DeploymentProfile", "load_profile", "meas
 
 CHAIN_ROWS = (2, 4, 6, 8, 12, 16)
 TREE_ROWS = (8, 12, 16, 24, 32, 48, 64)
+TREE_BLOCKS = (8, 16)
 PROMPTS = 12
 
 Report = Callable[[int, int, str], None]
@@ -33,7 +34,8 @@ Report = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class DeploymentProfile:
-    """What ``measure_profile`` found. τ by rows; times in ms; ``parts`` is the step by component.
+    """What ``measure_profile`` found. τ of the chain by rows, of the best-first tree by block and
+    rows; times in ms; ``parts`` is the step by component.
 
     ``step_ms`` is the stock step without timers, ``kernels_ms`` what of it lies in kernels.
     """
@@ -41,7 +43,7 @@ class DeploymentProfile:
     deployment: str
     taken_at: str
     chain: dict[int, float]
-    tree: dict[int, float]
+    tree: dict[int, dict[int, float]]
     oracle_tokens_per_pass: float
     requests: int
     block: int
@@ -52,10 +54,16 @@ class DeploymentProfile:
 
     def acceptance(self) -> dict[str, AcceptanceProfile]:
         source = f"replay on {self.requests} open prompts"
-        return {
-            "chain": AcceptanceProfile.of(self.chain, source),
-            "tree": AcceptanceProfile.of(self.tree, source),
+        trees = {
+            f"tree.{block}": AcceptanceProfile.of(points, source)
+            for block, points in self.tree.items()
         }
+        return {"chain": AcceptanceProfile.of(self.chain, source), **trees}
+
+    @property
+    def best_tree(self) -> AcceptanceProfile:
+        """The tree on the drafter's longest block: no other block accepts more."""
+        return self.acceptance()[f"tree.{self.block}"]
 
 
 class _SharesFile(BaseModel):
@@ -73,7 +81,7 @@ class _ProfileFile(BaseModel):
     deployment: str
     taken_at: str
     chain: dict[int, float]
-    tree: dict[int, float]
+    tree: dict[int, dict[int, float]]
     oracle_tokens_per_pass: float
     requests: int
     block: int
@@ -140,7 +148,14 @@ def measure_profile(deployment: Deployment, report: Report, folder: Path) -> Dep
     trace = traces.read_trace(path)
     chain_rows = [rows for rows in CHAIN_ROWS if rows <= block]
     chain = {r: replay.replay(trace, policies.chain, r).tokens_per_pass for r in chain_rows}
-    tree = {r: replay.replay(trace, policies.best_first, r).tokens_per_pass for r in TREE_ROWS}
+    tree = {
+        b: {
+            r: replay.replay(trace, policies.best_first, r, block=b).tokens_per_pass
+            for r in TREE_ROWS
+        }
+        for b in {*TREE_BLOCKS, block}
+        if b <= block
+    }
     profile = DeploymentProfile(
         deployment=deployment.id,
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),

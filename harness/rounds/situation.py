@@ -136,7 +136,7 @@ class Situation:
             model.hardware,
             self.deployment.regime,
             ar_ms=model.pass_ms(1),
-            best_tree=profile.acceptance()["tree"],
+            best_tree=profile.best_tree,
             block=profile.block,
             rows=TREE_ROWS,
         )
