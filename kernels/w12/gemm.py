@@ -10,8 +10,6 @@ step takes out again, which is exact. Inline PTX needs sm_90; elsewhere (sm_80, 
 the same decode runs as Triton operations.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -19,23 +17,11 @@ from torch import Tensor
 
 from specpilot.errors import InvalidInput
 from specpilot.kernels.w12.layout import BLOCK_K, TiledW12
+from specpilot.kernels.w12.schedules import ROW_CLASSES, Schedule, choose
 
 __all__ = ["MAX_ROWS", "Schedule", "gemm", "gemm_bf16"]
 
-MAX_ROWS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How a product is cut: ``block_n`` channels a block, K in ``splits`` parts, pipeline depth.
-
-    Results depend bitwise on ``splits`` alone.
-    """
-
-    block_n: int = 64
-    splits: int = 1
-    warps: int = 4
-    stages: int = 3
+MAX_ROWS = ROW_CLASSES[-1]
 
 
 _DECODE = tl.constexpr("""
@@ -174,14 +160,16 @@ def _finish_kernel(
 def gemm(
     x: Tensor,
     weight: TiledW12,
-    schedule: Schedule = Schedule(),
+    schedule: Schedule | None = None,
     *,
     view: bool = False,
     inline_ptx: bool | None = None,
 ) -> Tensor:
     """Return ``x @ W.T``: x bf16 [M, K] with M of 1..64, result bf16 [M, N].
 
-    ``view`` reads only the 8-bit view (the low mantissa bits at their midpoint; escapes exact).
+    The schedule is chosen by shape unless it is given.
+    ``view`` reads only the 8-bit view: the low mantissa bits at their midpoint, also where the
+    planes hold a zero (an escape is added to that).
     Parts of K are summed in fp32 in a fixed order. Safe inside a CUDA graph.
 
     Raises:
@@ -199,13 +187,14 @@ def gemm(
             hint="Above that, decode the weights once and use an ordinary product.",
         )
     rows_m, rows_n = x.shape[0], weight.rows
+    schedule = schedule or choose(rows_n, weight.columns, rows_m)
     tiles = -(-weight.columns // BLOCK_K)
     splits = min(schedule.splits, tiles)
     part = torch.empty((splits, rows_m, rows_n), dtype=torch.float32, device=x.device)
     y = torch.empty((rows_m, rows_n), dtype=torch.bfloat16, device=x.device)
     if inline_ptx is None:
         inline_ptx = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
-    block_m = 16 if rows_m <= 16 else 32 if rows_m <= 32 else 64
+    block_m = next(size for size in ROW_CLASSES if rows_m <= size)
     _partial_kernel[(triton.cdiv(rows_n, schedule.block_n), splits)](
         x, weight.q, weight.b, part, rows_m, rows_n, weight.columns, x.stride(0),
         triton.cdiv(tiles, splits), tiles,
@@ -220,7 +209,7 @@ def gemm(
     return y
 
 
-def gemm_bf16(x: Tensor, weight: Tensor, like: TiledW12, schedule: Schedule = Schedule()) -> Tensor:
+def gemm_bf16(x: Tensor, weight: Tensor, like: TiledW12, schedule: Schedule) -> Tensor:
     """Return ``x @ weight.T`` by the schedule of ``gemm`` with BF16 weights [N, K]: a yardstick.
 
     The second step is the same kernel over the same escapes (``like``); only its time is of use.
@@ -230,7 +219,7 @@ def gemm_bf16(x: Tensor, weight: Tensor, like: TiledW12, schedule: Schedule = Sc
     splits = min(schedule.splits, tiles)
     part = torch.empty((splits, rows_m, rows_n), dtype=torch.float32, device=x.device)
     y = torch.empty((rows_m, rows_n), dtype=torch.bfloat16, device=x.device)
-    block_m = 16 if rows_m <= 16 else 32 if rows_m <= 32 else 64
+    block_m = next(size for size in ROW_CLASSES if rows_m <= size)
     _partial_bf16_kernel[(triton.cdiv(rows_n, schedule.block_n), splits)](
         x, weight, part, rows_m, rows_n, columns, x.stride(0),
         2 * triton.cdiv(tiles, splits), 2 * tiles,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specpilot.errors import InvalidInput
 
-__all__ = ["BLOCK_K", "TiledW12", "tile"]
+__all__ = ["BLOCK_K", "TiledW12", "tile", "untile"]
 
 BLOCK_K = 256
 
@@ -80,3 +80,20 @@ def _order(plane: Tensor) -> Tensor:
     # columns of a tile as (half, low or high slice, word, byte) -> (half, word, slice, byte)
     parts = plane.unflatten(1, (-1, 2, 2, quarter // 2, 2))
     return parts.permute(0, 1, 2, 4, 3, 5).reshape(plane.shape[0], -1, BLOCK_K)
+
+
+def untile(weight: TiledW12) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the planes and lists that ``tile`` was given: q, b, base, row_start, column, value."""
+    q = _disorder(weight.q.view(torch.uint8))[:, : weight.columns]
+    packed = weight.b.view(torch.uint8).unflatten(1, (-1, BLOCK_K // 2))
+    nibble = _disorder(torch.cat((packed & 0xF, packed >> 4), 2).flatten(1))[:, : weight.columns]
+    nibble = torch.nn.functional.pad(nibble, (0, weight.columns % 2))
+    base = (weight.scale.log2() + 112).round().to(torch.uint8)
+    b = nibble[:, 0::2] | nibble[:, 1::2] << 4
+    return q, b, base, weight.row_start, weight.column, weight.value
+
+
+def _disorder(plane: Tensor) -> Tensor:
+    """Undo ``_order``: [N, K] to [N, K]."""
+    parts = plane.unflatten(1, (-1, 2, BLOCK_K // 8, 2, 2))
+    return parts.permute(0, 1, 2, 4, 3, 5).flatten(1)

@@ -7,7 +7,7 @@ Works on the planes of ``mechanisms.w12.codec.W12Matrix`` as torch tensors: ``q`
 import torch
 from torch import Tensor
 
-__all__ = ["decode_planes", "decode_view", "linear"]
+__all__ = ["decode_planes", "decode_view", "dense", "linear"]
 
 
 def decode_planes(q: Tensor, b: Tensor, base: Tensor) -> Tensor:
@@ -21,14 +21,26 @@ def decode_view(q: Tensor, base: Tensor) -> Tensor:
     return _assemble(q, torch.full_like(q, 8).int(), base)
 
 
-def linear(
-    x: Tensor, q: Tensor, b: Tensor, base: Tensor, row_start: Tensor, column: Tensor, value: Tensor
+def dense(
+    q: Tensor,
+    b: Tensor,
+    base: Tensor,
+    row_start: Tensor,
+    column: Tensor,
+    value: Tensor,
+    *,
+    view: bool = False,
 ) -> Tensor:
-    """Return ``x @ W.T`` in fp64, [M, N], for x [M, K] and W in W12 with its escapes."""
-    weight = decode_planes(q, b, base).double()
+    """Return all weights, escapes in their places: bf16 [N, K]; ``view`` of the 8-bit view."""
+    weight = decode_view(q, base) if view else decode_planes(q, b, base)
     row = torch.repeat_interleave(torch.arange(len(base), device=q.device), row_start.diff())
-    weight[row, column.long()] = value.double()
-    return x.double() @ weight.T
+    weight[row, column.long()] = value
+    return weight
+
+
+def linear(x: Tensor, *parts: Tensor, view: bool = False) -> Tensor:
+    """Return ``x @ W.T`` in fp64, [M, N], for x [M, K] and W in W12, parts as for ``dense``."""
+    return x.double() @ dense(*parts, view=view).double().T
 
 
 def _assemble(q: Tensor, nibble: Tensor, base: Tensor) -> Tensor:

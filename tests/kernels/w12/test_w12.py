@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specpilot.errors import InvalidInput
-from specpilot.kernels.w12 import layout, naive
+from specpilot.kernels.w12 import layout, naive, ops, schedules
 from specpilot.mechanisms.w12 import codec
 
 
@@ -52,6 +52,54 @@ def test_planes_that_do_not_belong_together_are_refused() -> None:
         layout.tile(parts[0], parts[1][:, :-1], *parts[2:])
 
 
+@pytest.mark.parametrize("columns", [5, 255, 512, 777])
+def test_tiling_is_undone_bit_for_bit(columns: int) -> None:
+    _, parts = planes(6, columns + 8, seed=columns)
+    for before, after in zip(parts, layout.untile(layout.tile(*parts)), strict=True):
+        assert torch.equal(before, after)
+
+
+def test_every_shape_has_one_number_of_parts_for_all_rows() -> None:
+    shapes = [tuple(map(int, name.split("x"))) for name in schedules._measured()]
+    assert len(shapes) == 10
+    for rows, columns in [*shapes, (64, 256), (5120, 5120), (300000, 64)]:
+        chosen = [schedules.choose(rows, columns, m) for m in range(1, 65)]
+        assert len({schedule.splits for schedule in chosen}) == 1
+        assert chosen[0] == chosen[15]
+
+
+def test_the_rule_for_other_shapes_agrees_with_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = {name: s["splits"] for name, s in schedules._measured().items()}
+    monkeypatch.setattr(schedules, "_measured", dict)
+    ruled = {n: schedules.choose(*map(int, n.split("x")), m=1).splits for n in measured}
+    assert sum(measured[name] != ruled[name] for name in measured) <= 1
+
+
+def test_the_operator_on_the_cpu_is_the_specification() -> None:
+    bits, parts = planes(40, 600, seed=20)
+    x = torch.randn(3, 600, generator=torch.Generator().manual_seed(21)).bfloat16()
+    tiled = layout.tile(*parts)
+    expected = (x.double() @ bits.double().T).bfloat16()
+    assert torch.equal(ops.linear(x, tiled), expected)
+    seen = (x.double() @ naive.dense(*parts, view=True).double().T).bfloat16()
+    assert torch.equal(ops.linear(x, tiled, view=True), seen)
+    assert not torch.equal(seen, expected)
+
+
+def test_the_operator_passes_torchs_own_checks() -> None:
+    _, parts = planes(16, 256, seed=22)
+    tiled = layout.tile(*parts)
+    arguments = (tiled.q, tiled.b, tiled.scale, tiled.row_start, tiled.column, tiled.value)
+    for view in (False, True):
+        torch.library.opcheck(
+            torch.ops.specpilot.w12_linear,
+            (torch.ones(2, 256).bfloat16(), *arguments, 256, view),
+            test_utils=("test_schema", "test_faketensor"),
+        )
+
+
 triton = pytest.importorskip("triton", reason="Triton is part of the gpu extra")
 
 
@@ -80,6 +128,48 @@ def test_a_row_is_bitwise_the_same_beside_any_number_of_rows(device: str) -> Non
     alone = gemm(x[:1], tiled, Schedule(splits=2))
     for m in (2, 17, 40):
         assert torch.equal(gemm(x[:m], tiled, Schedule(splits=2))[:1], alone)
+
+
+@pytest.mark.parametrize(("columns", "m", "splits"), [(256, 1, 1), (600, 5, 2)])
+def test_the_view_reads_the_high_bytes_alone(
+    columns: int, m: int, splits: int, device: str
+) -> None:
+    from specpilot.kernels.w12.gemm import Schedule, gemm
+
+    _, parts = planes(70, columns, seed=columns)
+    x = torch.randn(m, columns, generator=torch.Generator().manual_seed(m)).bfloat16()
+    tiled = layout.tile(*(part.to(device) for part in parts))
+    tiled.b.fill_(-1)  # must not be looked at
+    got = gemm(x.to(device), tiled, Schedule(splits=splits), view=True).cpu().double()
+    expected = naive.linear(x, *parts, view=True)
+    assert (got - expected).norm() / expected.norm() < 5e-3
+
+
+def test_the_chosen_schedule_is_used_when_none_is_given(device: str) -> None:
+    from specpilot.kernels.w12.gemm import gemm
+
+    _, parts = planes(64, 1024, seed=23)
+    tiled = layout.tile(*(part.to(device) for part in parts))
+    x = torch.randn(2, 1024, generator=torch.Generator().manual_seed(24)).bfloat16().to(device)
+    schedule = schedules.choose(64, 1024, 2)
+    assert schedule.splits > 1
+    assert torch.equal(gemm(x, tiled), gemm(x, tiled, schedule))
+
+
+@pytest.mark.gpu
+def test_the_operator_runs_under_compile_and_in_a_graph_and_above_64_rows() -> None:
+    bits, parts = planes(320, 512, seed=25)
+    tiled = layout.tile(*(part.cuda() for part in parts))
+    x = torch.randn(100, 512, generator=torch.Generator().manual_seed(26)).bfloat16().cuda()
+    eager = ops.linear(x[:8], tiled)
+    assert torch.equal(torch.compile(ops.linear, fullgraph=True)(x[:8], tiled), eager)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = ops.linear(x[:8], tiled)
+    graph.replay()
+    assert torch.equal(captured, eager)
+    expected = torch.nn.functional.linear(x, bits.cuda())
+    assert torch.equal(ops.linear(x, tiled), expected)
 
 
 def test_a_wrong_operand_is_refused(device: str) -> None:
