@@ -21,6 +21,7 @@ class Running:
     passes: int = 0
     rows: int = 0
     drafts: int = 0
+    selected: int = 0
 
     @property
     def prefilled(self) -> bool:
@@ -49,6 +50,7 @@ class Running:
             "verify_rows": self.rows,
             "spec_tree_passes": self.passes if tree else 0,
             "drafter_calls": self.drafts,
+            "spec_selector_passes": self.selected,
         }
 
 

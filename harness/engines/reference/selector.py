@@ -2,20 +2,25 @@
 
 ``score[d, a, b] = logit_d(b) + <A[a] * P h_d, B[b]>`` over the top candidates of neighbouring
 positions, with ``a`` the anchor at the first. Source: ``candidate_selector`` of the DFlash2
-checkpoints that SGLang 0.5.20 reads.
+checkpoints that SGLang 0.5.20 reads. A DFlash drafter may have one beside it, trained later, in its
+folder ``selector``: the same tensors, and a config of the same fields.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specpilot.errors import InvalidInput, NotFound
+from specpilot.harness.engines.reference.config import Fields, read_json
 from specpilot.harness.engines.reference.drafter_config import DrafterConfig
 from specpilot.harness.engines.reference.weights import WeightFolder
 from specpilot.mechanisms.trees.lattice import Lattice
 
-__all__ = ["Selector", "log_total"]
+__all__ = ["Selector", "load_selector", "log_total"]
 
 
 def log_total(logits: Tensor, best: Tensor) -> Tensor:
@@ -54,3 +59,30 @@ class Selector:
         edges = (scores.log_softmax(-1) + mass.unsqueeze(2)).float().cpu().numpy()
         table = zip(ids.cpu().numpy(), edges, strict=True)
         return [Lattice.pairwise(i, e[0, 0], e[1:], self.vocab_size) for i, e in table]
+
+
+def load_selector(
+    folder: Path, drafter: DrafterConfig, dtype: torch.dtype, device: torch.device
+) -> Selector:
+    """Read the selector in ``folder``, which was trained for the drafter of that config.
+
+    Raises ``NotFound`` where there is none and ``InvalidInput`` where it belongs to another model.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise NotFound(
+            f"{folder} does not exist: this drafter has no pairwise selector.",
+            hint="Leave the setting 'selector' off, or give a drafter that has one.",
+        )
+    raw = read_json(path)
+    fields = Fields({**raw, **(raw.get("dflash_config") or {})}, str(path))
+    for name in ("hidden_size", "vocab_size"):
+        mine, theirs = fields.count(name), getattr(drafter, name)
+        if mine != theirs:
+            raise InvalidInput(
+                f"{path}: {name} is {mine}, the drafter's is {theirs}.",
+                hint="A selector reads the hidden states of the drafter that it was trained on.",
+            )
+    rank, top_k = fields.count("selector_rank"), fields.count("selector_top_k")
+    config = replace(drafter, selector_rank=rank, selector_top_k=top_k)
+    return Selector(WeightFolder(folder, dtype, device), config)
