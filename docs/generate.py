@@ -88,6 +88,66 @@ def pico() -> str:
     return "\n".join(lines)
 
 
+def w12_cpu() -> str:
+    """Bits per weight of each model, and codec speeds beside ZipNN's."""
+    document = load("w12_cpu")
+    rows = by_id(document)
+    lines = ["| model | weights | bits/weight | escapes/million | 8 + H(exponent) | ZipNN |"]
+    lines += ["|---|---|---|---|---|---|"]
+    prefix = "w12.entropy_bits."
+    for name in (key.removeprefix(prefix) for key in rows if key.startswith(prefix)):
+        size = rows[f"w12.bits_per_weight.{name}"]
+        what = ", ".join(size["note"].split(";")[0].split(", ")[1:])
+        escapes = rows[f"w12.escapes_per_million.{name}"]["value"]
+        bound, zipnn = (
+            rows[f"w12.{key}.{name}"]["value"] for key in ("entropy_bits", "zipnn_bits_per_weight")
+        )
+        lines.append(
+            f"| {name} | {what} | {size['value']:.3f} | {escapes:.0f} | {bound:.2f} | {zipnn:.2f} |"
+        )
+    lines += [f"| all | | {rows['w12.bits_per_weight.real']['value']:.3f} | | | |", ""]
+    lines += ["| GB/s of BF16 per core | W12 | ZipNN | ratio |", "|---|---|---|---|"]
+    for kind in ("encode", "decode"):
+        ours, theirs = (rows[f"w12.{who}{kind}_gbs_per_thread"]["value"] for who in ("", "zipnn_"))
+        ratio = interval(rows[f"w12.{kind}_over_zipnn"])
+        lines.append(f"| {kind} | {ours:.2f} | {theirs:.2f} | {ratio} |")
+    encode, machine = rows["w12.encode_gbs_per_thread"], document["machine"]
+    lines += ["", f"Bits per weight count bases, escapes and raw rows. Speeds: {encode['note']}, "
+              f"medians of {len(encode['repeats'])} in turn, ratios with their extremes; "
+              f"{machine['cpu']}, NumPy {document['versions']['numpy']}, {document['date']}; "
+              "other programs ran."]  # fmt: skip
+    return "\n".join(lines)
+
+
+def w12_h200() -> str:
+    """Geometric means of the Triton product's ratios by rows, then every shape against cuBLAS."""
+    document = load("w12_h200_triton")
+    rows = by_id(document)
+    counts = ("m1", "m8", "m16", "m32", "m64")
+    goals = {"vs_cublas": (1.35, 1.33, 1.30, 1.28, 1.20), "vs_own_bf16": (1.25, 1.25, 1.24, 1.22,
+             1.16)}  # fmt: skip
+    lines = ["| rows | over cuBLAS | goal | over own BF16 | goal | 8-bit view |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for i, m in enumerate(counts):
+        cells = [m[1:]]
+        for kind, goal in goals.items():
+            cells += [interval(rows[f"w12.{kind}.{m}"]), f"{goal[i]:.2f}"]
+        cells.append(f"{rows[f'w12.q_pass_over_w12_time.{m}']['value']:.2f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    titles = " | ".join(f"{m[1:]} rows" for m in counts)
+    lines += ["", f"| shape, over cuBLAS | {titles} | TB/s at 1 row |", "|---" * 7 + "|"]
+    pattern = r"w12\.tbs\.(\d+x\d+)\.m1"
+    for shape in (found[1] for key in rows if (found := re.fullmatch(pattern, key))):
+        values = [f"{rows[f'w12.vs_cublas.{shape}.{m}']['value']:.2f}" for m in counts]
+        values.append(f"{rows[f'w12.tbs.{shape}.m1']['value']:.2f}")
+        lines.append(f"| {shape} | " + " | ".join(values) + " |")
+    versions = document["versions"]
+    lines += ["", f"{document['note']} Torch {versions['torch']}, Triton {versions['triton']}, "
+              f"{document['date']}, commit {document['commit'][:7]}. Above: geometric means over "
+              "the shapes below, with the extremes among them."]  # fmt: skip
+    return "\n".join(lines)
+
+
 def tools() -> str:
     """One line for each MCP tool: name and description."""
     from specpilot.mcp_server.server import TOOLS
@@ -114,8 +174,14 @@ def interval(row: Mapping[str, Any]) -> str:
     return f"{row['value']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
 
 
-TABLES: dict[str, Callable[[], str]] = {"pico": pico, "run-pico": run_pico, "tools": tools}
-PAGES = ("README.md", "docs/pico.md")
+TABLES: dict[str, Callable[[], str]] = {
+    "pico": pico,
+    "run-pico": run_pico,
+    "tools": tools,
+    "w12-cpu": w12_cpu,
+    "w12-h200": w12_h200,
+}
+PAGES = ("README.md", "docs/pico.md", "docs/w12.md")
 
 
 def with_tables(text: str) -> str:
