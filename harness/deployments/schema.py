@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from specpilot.errors import InvalidInput
+from specpilot.harness.engines.settings import PROTECTED
 from specpilot.types import Deployment, Regime
 
 __all__ = ["parse_deployment", "to_json"]
@@ -13,6 +14,9 @@ __all__ = ["parse_deployment", "to_json"]
 Id = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Setting = str | int | float | bool
+RESERVED = PROTECTED - {"device"}
+"""What no deployment sets under ``stock`` or ``launch``: models and dtype have fields of their own,
+and an overlay would let stock be made slow, or read folders of the controller's for its systems."""
 
 
 class Strict(BaseModel):
@@ -60,6 +64,9 @@ def parse_deployment(raw: str | bytes | dict[str, Any], where: str, folder: Path
         ) from error
     if (file.drafter is None) != (file.drafter_kind is None):
         raise InvalidInput(f"{where}: give drafter and drafter_kind, or neither.")
+    for group, settings in (("stock", file.stock), ("launch", file.launch)):
+        if reserved := sorted(RESERVED & settings.keys()):
+            raise InvalidInput(f"{where}: {group} may not set {reserved[0]!r}.")
     return Deployment(
         id=file.id,
         title=file.title,

@@ -233,3 +233,15 @@ def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
 def test_weights_of_one_file_are_sound(tmp_path: Path) -> None:
     safetensors(tmp_path / "model.safetensors")
     assert check_weights(tmp_path) == []
+
+
+@pytest.mark.parametrize("group", ["stock", "launch"])
+@pytest.mark.parametrize("name", ["overlay", "target", "dtype", "nonce", "port"])
+def test_a_deployment_cannot_bring_code_or_models_in_through_its_settings(
+    folder: Path, group: str, name: str
+) -> None:
+    file = folder / "deployment.json"
+    given = json.loads(file.read_text()).get(group, {})
+    edit(file, **{group: given | {name: 1 if name == "port" else str(folder)}})
+    with pytest.raises(InvalidInput, match=f"{group} may not set '{name}'"):
+        registry.add(file)
