@@ -13,7 +13,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,10 @@ from specpilot.mechanisms.w12 import codec
 from specpilot.mechanisms.w12.container import W12Shard
 from specpilot.mechanisms.w12.statistics import TensorStatistics, statistics_of, total
 
-__all__ = ["MODELS", "run"]
+__all__ = ["MODELS", "PICO", "run"]
 
 MODELS = "SPECPILOT_W12_MODELS"
+PICO = Path(__file__).parents[2] / "harness" / "deployments" / "pico" / "target"
 _MIN_WEIGHTS = 1 << 14
 _REPEATS = 9
 _SHAPE = (4096, 4096)
@@ -61,8 +61,7 @@ def run() -> list[dict[str, Any]]:
 
 
 def _models() -> Iterator[tuple[str, Path]]:
-    pico = resources.files("specpilot.harness.deployments.pico") / "target"
-    yield "pico", Path(str(pico))
+    yield "pico", PICO
     for entry in filter(None, os.environ.get(MODELS, "").split(os.pathsep)):
         name, _, path = entry.partition("=")
         yield name, Path(path)
