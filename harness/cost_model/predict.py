@@ -35,7 +35,10 @@ __all__ = [
 
 Speculation = Literal["none", "chain", "tree"]
 Acceptance = Mapping[str, AcceptanceProfile]
-"""τ by rows: ``"chain"``, ``"tree"``, ``"tree.16"`` (on a block of 16 rows, looked up first)."""
+"""τ by rows: ``"chain"``, ``"tree"``, ``"tree.16"`` (on a block of 16 rows, looked up first).
+
+With the drafter's pairwise selector on (setting ``selector``) each has ``pairwise_`` before it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +194,18 @@ def read_settings(settings: Mapping[str, Any]) -> tuple[Speculation, int, int]:
     return speculation, block, rows
 
 
-def _profile(
-    acceptance: Acceptance, speculation: Speculation, block: int
-) -> AcceptanceProfile | None:
+def _kind(settings: Mapping[str, Any], speculation: Speculation) -> str:
+    """The first part of an acceptance key."""
+    paired = speculation != "none" and settings.get("selector")
+    return f"pairwise_{speculation}" if paired else speculation
+
+
+def _profile(acceptance: Acceptance, speculation: str, block: int) -> AcceptanceProfile | None:
     return acceptance.get(f"{speculation}.{block}") or acceptance.get(speculation)
 
 
-def _tokens(
-    acceptance: Acceptance, speculation: Speculation, block: int, rows: int
-) -> tuple[float, str]:
-    """Return τ and where it comes from."""
+def _tokens(acceptance: Acceptance, speculation: str, block: int, rows: int) -> tuple[float, str]:
+    """Return τ and where it comes from; ``speculation`` as ``_kind`` names it."""
     if speculation == "none":
         return 1.0, "one token a pass"
     found = _profile(acceptance, speculation, block)
@@ -239,7 +244,7 @@ def predict(
     changed = base.with_weights(weight_format) if weight_format else base
     merged = {**deployment.stock, **settings}
     speculation, block, rows = read_settings(merged)
-    tokens, source = _tokens(acceptance, speculation, block, rows)
+    tokens, source = _tokens(acceptance, _kind(merged, speculation), block, rows)
     draft, verify = changed.draft_ms(block), changed.pass_ms(rows)
     overhead = overhead_ms if speculation != "none" else 0.0
     step = draft + verify + overhead
@@ -268,10 +273,12 @@ def predict(
 def _over_stock(
     base: CostModel, acceptance: Acceptance, overhead_ms: float, tokens_per_ms: float
 ) -> float | None:
-    speculation, block, rows = read_settings(base.deployment.stock)
-    if speculation != "none" and _profile(acceptance, speculation, block) is None:
+    stock = base.deployment.stock
+    speculation, block, rows = read_settings(stock)
+    kind = _kind(stock, speculation)
+    if speculation != "none" and _profile(acceptance, kind, block) is None:
         return None
-    tokens, _ = _tokens(acceptance, speculation, block, rows)
+    tokens, _ = _tokens(acceptance, kind, block, rows)
     step = base.draft_ms(block) + base.pass_ms(rows)
     step += overhead_ms if speculation != "none" else 0.0
     return tokens_per_ms / (tokens / step)

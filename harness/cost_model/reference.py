@@ -268,18 +268,22 @@ def record_lattices(
     settings: Mapping[str, Any] | None = None,
     block: int | None = None,
     top_k: int = _TOP_K,
+    selector: bool = False,
 ) -> float:
     """Run ``prompts`` greedily and record a lattice for every cycle; return the run's live τ.
 
     Without ``settings`` the engine takes one token a pass and drafts at every position, so that
     every policy can be replayed exactly (the returned τ is 1 then). With settings, cycles are
-    those of that policy: this is how replay is compared with live runs.
+    those of that policy: this is how replay is compared with live runs. ``selector`` records the
+    pairwise lattices of the drafter's selector.
     """
     _need_torch(deployment)
     from specpilot.harness.engines.backend import GenerateRequest
 
     every = settings is None
     chosen: dict[str, Any] = {"top_k": top_k}
+    if selector:
+        chosen["selector"] = True
     if block is not None:
         chosen["block"] = block
     chosen |= {"speculation": "tree", "rows": 1} if settings is None else settings

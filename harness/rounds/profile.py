@@ -9,10 +9,10 @@ torch; measuring one runs the engine in the calling process.
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -20,7 +20,11 @@ from specpilot.errors import InvalidInput
 from specpilot.harness.cost_model.ceiling import AcceptanceProfile
 from specpilot.harness.deployments.workload import load_workload
 from specpilot.home import home
+from specpilot.mechanisms.trees.selector import PAIRWISE_SELECTOR
 from specpilot.types import Deployment, StepShares
+
+if TYPE_CHECKING:
+    from specpilot.harness.cost_model.traces import Trace
 
 __all__ = ["CHAIN_ROWS", "TREE_ROWS", "DeploymentProfile", "load_profile", "measure_profile"]
 
@@ -35,7 +39,8 @@ Report = Callable[[int, int, str], None]
 @dataclass(frozen=True, slots=True)
 class DeploymentProfile:
     """What ``measure_profile`` found. τ of the chain by rows, of the best-first tree by block and
-    rows; times in ms; ``parts`` is the step by component.
+    rows; times in ms; ``parts`` is the step by component. ``pairwise_chain`` and ``pairwise_tree``
+    are τ with the drafter's pairwise selector, empty where it has none.
 
     ``step_ms`` is the stock step without timers, ``kernels_ms`` what of it lies in kernels.
     """
@@ -51,14 +56,15 @@ class DeploymentProfile:
     kernels_ms: float
     shares: StepShares
     parts: tuple[dict[str, Any], ...]
+    pairwise_chain: dict[int, float] = field(default_factory=dict)
+    pairwise_tree: dict[int, dict[int, float]] = field(default_factory=dict)
 
     def acceptance(self) -> dict[str, AcceptanceProfile]:
         source = f"replay on {self.requests} open prompts"
-        trees = {
-            f"tree.{block}": AcceptanceProfile.of(points, source)
-            for block, points in self.tree.items()
-        }
-        return {"chain": AcceptanceProfile.of(self.chain, source), **trees}
+        points = {"chain": self.chain, "pairwise_chain": self.pairwise_chain}
+        points |= {f"tree.{block}": tree for block, tree in self.tree.items()}
+        points |= {f"pairwise_tree.{block}": tree for block, tree in self.pairwise_tree.items()}
+        return {k: AcceptanceProfile.of(found, source) for k, found in points.items() if found}
 
     @property
     def best_tree(self) -> AcceptanceProfile:
@@ -89,6 +95,8 @@ class _ProfileFile(BaseModel):
     kernels_ms: float
     shares: _SharesFile
     parts: tuple[dict[str, Any], ...]
+    pairwise_chain: dict[int, float] = {}
+    pairwise_tree: dict[int, dict[int, float]] = {}
 
 
 def profile_path(deployment: str) -> Path:
@@ -128,7 +136,6 @@ def measure_profile(deployment: Deployment, report: Report, folder: Path) -> Dep
     tells progress. Raises ``Unsupported`` for an engine that does not run in this process.
     """
     from specpilot.harness.cost_model import reference, replay, traces
-    from specpilot.mechanisms.trees import policies
 
     planned = 4
     report(0, planned, "calibrating bandwidth, matrix rate and pass times")
@@ -139,23 +146,23 @@ def measure_profile(deployment: Deployment, report: Report, folder: Path) -> Dep
     step = reference.profile_deployment(deployment, {}, prompts, calibration=calibration)
     step.picture(folder / "step.png")
     report(2, planned, f"recording lattices on {len(prompts)} open prompts")
-    path = folder / "lattices.jsonl.gz"
     block = max(calibration.draft_ms)
-    reference.record_lattices(
-        deployment, prompts, path, output_tokens=deployment.regime.output_tokens, block=block
-    )
+
+    def recorded(name: str, selector: bool) -> traces.Trace:
+        path = folder / name
+        tokens = deployment.regime.output_tokens
+        reference.record_lattices(
+            deployment, prompts, path, output_tokens=tokens, block=block, selector=selector
+        )
+        return traces.read_trace(path)
+
+    trace = recorded("lattices.jsonl.gz", selector=False)
+    paired = None
+    if PAIRWISE_SELECTOR.applies_to(deployment).ok:
+        paired = recorded("pairwise_lattices.jsonl.gz", selector=True)
     report(3, planned, "replaying tree policies")
-    trace = traces.read_trace(path)
-    chain_rows = [rows for rows in CHAIN_ROWS if rows <= block]
-    chain = {r: replay.replay(trace, policies.chain, r).tokens_per_pass for r in chain_rows}
-    tree = {
-        b: {
-            r: replay.replay(trace, policies.best_first, r, block=b).tokens_per_pass
-            for r in TREE_ROWS
-        }
-        for b in {*TREE_BLOCKS, block}
-        if b <= block
-    }
+    chain, tree = _replayed(trace, block)
+    pairwise_chain, pairwise_tree = _replayed(paired, block) if paired else ({}, {})
     profile = DeploymentProfile(
         deployment=deployment.id,
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -171,7 +178,24 @@ def measure_profile(deployment: Deployment, report: Report, folder: Path) -> Dep
             {"component": row.component, "part": row.part, "ms": row.ms, "floor_ms": row.floor_ms}
             for row in step.rows
         ),
+        pairwise_chain=pairwise_chain,
+        pairwise_tree=pairwise_tree,
     )
     save_profile(profile)
     report(planned, planned, "done")
     return profile
+
+
+def _replayed(trace: "Trace", block: int) -> tuple[dict[int, float], dict[int, dict[int, float]]]:
+    """τ of the chain by rows, and of the best-first tree by block and rows."""
+    from specpilot.harness.cost_model.replay import replay
+    from specpilot.mechanisms.trees import policies
+
+    chain_rows = [rows for rows in CHAIN_ROWS if rows <= block]
+    chain = {r: replay(trace, policies.chain, r).tokens_per_pass for r in chain_rows}
+    tree = {
+        b: {r: replay(trace, policies.best_first, r, block=b).tokens_per_pass for r in TREE_ROWS}
+        for b in {*TREE_BLOCKS, block}
+        if b <= block
+    }
+    return chain, tree

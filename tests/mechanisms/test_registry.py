@@ -115,3 +115,16 @@ def test_w12_needs_bf16_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x")
     assert "truncated" in w12.applies_to(deployment(target=str(tmp_path))).reasons[0]
     assert not w12.applies_to(deployment(engine="mock")).ok
+
+
+def test_the_pairwise_selector_needs_one_trained_for_the_drafter(tmp_path: Path) -> None:
+    selector = registry.get("pairwise_selector")
+    assert selector.settings("reference", {"enabled": True}) == {"selector": True}
+    here = deployment(drafter=str(tmp_path))
+    assert "none in" in selector.applies_to(here).reasons[0]
+    (tmp_path / "selector").mkdir()
+    (tmp_path / "selector" / "config.json").write_text("{}")
+    assert selector.applies_to(here).ok
+    own = deployment(drafter=str(tmp_path), drafter_kind="dflash2")
+    assert "of its own" in selector.applies_to(own).reasons[0]
+    assert "names none" in selector.applies_to(deployment(drafter=None)).reasons[0]

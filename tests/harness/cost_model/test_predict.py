@@ -59,6 +59,24 @@ def test_a_calibrated_prediction_is_tokens_over_measured_times(deployment: Deplo
     assert found.speedup_over_stock == pytest.approx(3.9 / 16.0 / stock)
 
 
+def test_a_selector_is_predicted_by_its_own_acceptance(deployment: Deployment) -> None:
+    model = calibrated(deployment)
+    paired = TAU | {
+        "pairwise_chain": AcceptanceProfile.of({8: 3.3}, "test"),
+        "pairwise_tree.16": AcceptanceProfile.of({16: 4.4}, "test"),
+    }
+    tree = {"speculation": "tree", "block": 16, "rows": 16, "selector": True}
+    for settings, tokens in (({"selector": True}, 3.3), (tree, 4.4), ({"selector": False}, 3.0)):
+        found = predict(deployment, settings, acceptance=paired, model=model)
+        assert found.tokens_per_pass == tokens
+        stock = 3.0 / (2.0 + 11.0)
+        assert found.speedup_over_stock == pytest.approx(tokens / found.step_ms / stock)
+    with pytest.raises(InvalidInput, match="pairwise_tree on a block of 16"):
+        predict(deployment, tree, acceptance=TAU, model=model)
+    ar = {"speculation": "none", "selector": True}
+    assert predict(deployment, ar, acceptance=TAU, model=model).tokens_per_pass == 1.0
+
+
 def test_stock_predicted_against_itself_is_one(deployment: Deployment) -> None:
     for model in (calibrated(deployment), CostModel.of(deployment)):
         found = predict(deployment, {}, acceptance=TAU, model=model)
