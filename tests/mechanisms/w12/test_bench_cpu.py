@@ -1,4 +1,4 @@
-"""The CPU benchmark reports every model that is there, from its own bytes, and passes over others."""
+"""The CPU benchmark reports every model that is there and passes over the others."""
 
 import os
 from pathlib import Path
