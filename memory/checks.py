@@ -60,7 +60,7 @@ def _receipts(store: MemoryStore, entry: Entry) -> Iterator[Finding]:
             detail = f"receipt {row.receipt.seq} ({row.receipt.hash[:12]}) does not verify"
             yield Finding("receipt", "error", entry.id, detail)
     if entry.status == "validated" and not any(
-        row.forcing == "pass" and store.vouched(row) for row in entry.evidence
+        row.promoted and store.vouched(row) for row in entry.evidence
     ):
         yield Finding("receipt", "error", entry.id, "validated, but no receipt supports it now")
 

@@ -243,6 +243,7 @@ def _evidence(outcome: Outcome, facts: Mapping[str, Any]) -> dict[str, Any]:
         "tau_before": outcome.tau_before,
         "tau_after": outcome.tau_after,
         "forcing": outcome.forcing,
+        "promoted": outcome.promoted and outcome.forcing == "pass",
         "engine": outcome.engine,
         "isolation": outcome.isolation,
         "regime": _describe(outcome.mechanisms)[:160],

@@ -2,7 +2,7 @@
 
 Four kinds: a mechanism does something, an untested regime is a hole that nobody measured, a
 hardware note is a fact about a device or toolchain, a negative result was tried and did not pay.
-An entry is ``validated`` only by a receipt of the controller with a forcing pass; everything from
+An entry is ``validated`` only by a receipt of a promotion with a forcing pass; everything from
 a paper is ``proposed`` with its source.
 """
 
@@ -104,7 +104,8 @@ class Evidence(_Model):
     """One observation: figures, what they were measured against, on what, and who vouches.
 
     Rests on a receipt (ours, verifiable) or on a source (somebody's report). ``forcing`` is the
-    audit's verdict on the very tokens that were timed. ``together_with`` names entries that were
+    audit's verdict on the very tokens that were timed, ``promoted`` what the controller made of
+    it. ``together_with`` names entries that were
     part of the measured gain: the figures then belong to all of them. ``scope`` says what was
     timed: the whole system, or one kernel of it.
     """
@@ -123,6 +124,7 @@ class Evidence(_Model):
     tau_before: Annotated[float, Field(ge=1)] | None = None
     tau_after: Annotated[float, Field(ge=1)] | None = None
     forcing: Forcing = "not_run"
+    promoted: bool = False
     engine: Annotated[str, Field(max_length=60)] = ""
     isolation: Annotated[str, Field(max_length=60)] = ""
     measured: dt.date | None = None
@@ -133,6 +135,8 @@ class Evidence(_Model):
             raise ValueError("evidence needs a receipt or a source")
         if self.forcing != "not_run" and self.receipt is None:
             raise ValueError("a forcing verdict needs the receipt that it is bound to")
+        if self.promoted and (self.forcing != "pass" or not self.figures):
+            raise ValueError("a promotion has a gain and a forcing pass")
         if self.receipt is not None and not self.deployment:
             raise ValueError("evidence with a receipt names the deployment it was measured on")
         return self
@@ -258,9 +262,9 @@ class Entry(_Model):
         if not self.evidence and self.kind != "untested_regime":
             raise ValueError("an entry needs evidence: a receipt, or a source a reader can follow")
         if self.status == "validated" and not any(
-            row.receipt is not None and row.forcing == "pass" for row in self.evidence
+            row.receipt is not None and row.promoted for row in self.evidence
         ):
-            raise ValueError("validated needs evidence with a receipt and a forcing pass")
+            raise ValueError("validated needs evidence with a receipt and a forcing pass, promoted")
         if self.status == "refuted" and not any(row.receipt for row in self.evidence):
             raise ValueError("refuted needs evidence with a receipt")
         if any(link.other == self.id for link in self.interactions):

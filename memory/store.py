@@ -44,7 +44,7 @@ _SMALL = 1000
 
 ReceiptVerifier = Callable[[Evidence | Transfer], bool]
 """Says whether the ledger holds a row's ``receipt`` and says what the row says: its ``deployment``
-and ``figures``, and for evidence its ``forcing``.
+and ``figures``, for evidence its ``forcing`` and whether it was ``promoted``.
 
 Only ``True`` accepts. An exception counts as a refusal: a check that cannot run did not pass.
 """
@@ -361,10 +361,10 @@ class MemoryStore:
                     hint="Record evidence by the controller, or cite a source instead.",
                 )
         if entry.status == "validated" and not any(
-            row.forcing == "pass" and self.vouched(row) for row in entry.evidence
+            row.promoted and self.vouched(row) for row in entry.evidence
         ):
             raise CheckFailed(
-                f"{entry.id!r} cannot be validated: no receipt with a forcing pass verifies."
+                f"{entry.id!r} cannot be validated: no receipt of a promotion verifies."
             )
 
     def _append(self, entry: Entry) -> int:

@@ -372,16 +372,21 @@ class Work:
 
     def _common(self, systems: Sequence[SystemSpec], stack: Sequence[Patch]) -> dict[str, Any]:
         """Return what a receipt says about the systems, whatever came of them."""
+        against = list(self._round.best) if systems[0].name != STOCK else []
         return {
             "round": self._round.id,
             "job": self._job,
             "deployment": self._deployment.id,
             "engine": self._deployment.engine,
             "against": systems[0].name,
-            "against_stack": list(self._round.best) if systems[0].name != STOCK else [],
+            "against_stack": against,
             "stack": [patch.sha256 for patch in stack],
             "patches": [{"id": patch.id, "title": patch.title} for patch in stack],
-            "mechanisms": [use.id for patch in stack for use in patch.mechanisms],
+            "uses": [
+                {"id": use.id, "params": dict(use.params), "added": patch.sha256 not in against}
+                for patch in stack
+                for use in patch.mechanisms
+            ],
             "settings": {each.name: dict(each.settings) for each in systems},
             "isolation": self._lab.isolation(),
             "machine": {"node": platform.machine(), "cores": len(os.sched_getaffinity(0))},

@@ -37,6 +37,7 @@ __all__ = [
     "RoundView",
     "TrialStart",
     "TrialView",
+    "UseBody",
 ]
 
 PROTOCOL = 1
@@ -123,6 +124,14 @@ class ReceiptBody(Message):
     kind: str
 
 
+class UseBody(Message):
+    """A mechanism of a measured stack; ``added``: the compared system did not have its patch."""
+
+    id: str
+    params: dict[str, str | int | float | bool] = {}
+    added: bool
+
+
 class TrialView(Message):
     """What an agent may know of a trial. ``lower_bound`` and ``threshold`` are gains in percent,
     rounded to 0.1."""
@@ -131,6 +140,7 @@ class TrialView(Message):
     verdict: Literal["promoted", "rejected", "failed"]
     reason: str
     patches: list[str]
+    uses: list[UseBody] = []
     gain: float | None = None
     lower_bound: float | None = None
     threshold: float | None = None
@@ -158,6 +168,7 @@ class FinalView(Message):
     set: str
     sealed: bool
     patches: list[str]
+    uses: list[UseBody] = []
     requests: int | None = None
     tokens: int | None = None
     lower_bound: float | None = None
@@ -287,4 +298,5 @@ class ReceiptCheck(Message):
 class ReceiptReply(Message):
     genuine: bool
     deployment: str | None = None
+    engine: str | None = None
     view: dict[str, Any] | None = None

@@ -223,7 +223,10 @@ class Service:
         except NotFound:
             return p.ReceiptReply(genuine=False)
         return p.ReceiptReply(
-            genuine=True, deployment=record.body.get("deployment"), view=record_view(record)
+            genuine=True,
+            deployment=record.body.get("deployment"),
+            engine=record.body.get("engine"),
+            view=record_view(record),
         )
 
     def _start(self, kind: JobKind, round_id: str, action: Callable[[Work], Record]) -> str:

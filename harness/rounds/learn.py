@@ -1,15 +1,13 @@
 """Write what a closed round measured to the memory: gains, losses, each with its receipt.
 
-Writing twice changes nothing, so whoever sees the final first may do it.
+What was measured is read from the receipts, never from the patches, which their owner may have
+edited since. Writing twice changes nothing, so whoever sees the final first may do it.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from specpilot.errors import NotFound
-from specpilot.harness import patches
 from specpilot.harness.controller.protocol import FinalView, RoundView, TrialView
-from specpilot.harness.rounds.folder import RoundFolder
 from specpilot.harness.rounds.knowledge import open_memory
 from specpilot.harness.rounds.situation import Situation
 from specpilot.memory.distill import Distilled, Outcome, distill
@@ -24,24 +22,22 @@ def learn(view: RoundView) -> Distilled:
     """Distil a round with its final into memory entries. Raises ``NotFound`` before the final."""
     if view.final is None:
         raise NotFound(f"Round {view.round} had no final yet.", hint="Call final_start first.")
-    folder = RoundFolder.of(view.round)
     situation = Situation.of(view.deployment, stock=view.stock)
-    outcomes = [
-        outcome for trial in view.trials if (outcome := _of_trial(folder, situation, trial))
-    ]
-    if (final := _of_final(folder, situation, view.final)) is not None:
+    outcomes = [outcome for trial in view.trials if (outcome := _of_trial(situation, trial))]
+    if (final := _of_final(situation, view.final)) is not None:
         outcomes.append(final)
     with open_memory() as store:
         return distill(store, outcomes, run=view.round)
 
 
-def _of_trial(folder: RoundFolder, situation: Situation, trial: TrialView) -> Outcome | None:
-    """A measured trial; one that failed to run says nothing about the mechanism."""
-    if trial.gain is None or trial.lower_bound is None:
+def _of_trial(situation: Situation, trial: TrialView) -> Outcome | None:
+    """A measured trial, for what it added; one that failed to run says nothing of a mechanism."""
+    added = tuple((use.id, use.params) for use in trial.uses if use.added)
+    if trial.gain is None or trial.lower_bound is None or not added:
         return None
     gain, low = 1 + trial.gain / 100, 1 + trial.lower_bound / 100
     return Outcome(
-        mechanisms=_mechanisms(folder, trial.patches),
+        mechanisms=added,
         facts=situation.facts,
         gain=gain,
         low=low,
@@ -57,12 +53,12 @@ def _of_trial(folder: RoundFolder, situation: Situation, trial: TrialView) -> Ou
     )
 
 
-def _of_final(folder: RoundFolder, situation: Situation, final: FinalView) -> Outcome | None:
+def _of_final(situation: Situation, final: FinalView) -> Outcome | None:
     speedup = final.speedups.get("final_over_stock")
-    if speedup is None or not final.patches:
+    if speedup is None or not final.uses:
         return None
     return Outcome(
-        mechanisms=_mechanisms(folder, final.patches),
+        mechanisms=tuple((use.id, use.params) for use in final.uses),
         facts=situation.facts,
         gain=speedup["value"],
         low=speedup["low"],
@@ -90,11 +86,6 @@ def _common(situation: Situation, receipt: TrialView | FinalView) -> dict[str, A
         "engine": deployment.engine,
         "isolation": f"tier {receipt.isolation.tier}: {receipt.isolation.title}"[:60],
     }
-
-
-def _mechanisms(folder: RoundFolder, names: list[str]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    uses = (use for name in names for use in patches.load(folder.patches / name).mechanisms)
-    return tuple((use.id, use.params) for use in uses)
 
 
 def _retry(verdict: str) -> str:

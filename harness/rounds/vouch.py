@@ -1,7 +1,8 @@
-"""Whether a memory row says what its receipt says: gain, interval, audit and deployment.
+"""Whether a memory row says what its receipt says.
 
-A genuine receipt is not enough: a row could carry another record's figures. What the ledger holds
-is compared with every claim of the row.
+A genuine receipt is not enough: a row could carry another record's figures, or none and the verdict
+of another mechanism's audit. Compared are gain, interval, verdict, audit, deployment, engine,
+isolation, sample size and τ; the names of workload and hardware are the writer's.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,18 +32,37 @@ def vouched(row: Evidence | Transfer) -> bool:
 
 
 def matches(row: Evidence | Transfer, reply: ReceiptReply) -> bool:
-    """Whether a genuine receipt for a trial or final bears out everything that the row claims."""
+    """Whether a genuine receipt for a trial or final bears out what the row claims.
+
+    A row without a figure claims nothing that a receipt could bear out.
+    """
     if not reply.genuine or reply.view is None or row.deployment != reply.deployment:
         return False
-    figures: tuple[Figure, ...]
     if isinstance(row, Evidence):
-        status = (reply.view.get("forcing") or {}).get("status")
-        if row.forcing != (status if status in ("pass", "fail") else "not_run"):
-            return False
-        figures = row.figures
+        told = _evidence_told(row, reply, reply.view)
     else:
-        figures = (row.gain,) if row.gain is not None else ()
-    return all(_borne_out(figure, reply.view) for figure in figures)
+        promoted = reply.view.get("verdict") == "promoted"
+        told = row.outcome.startswith("works") == promoted
+    return told and bool(row.figures) and all(_borne_out(f, reply.view) for f in row.figures)
+
+
+def _evidence_told(row: Evidence, reply: ReceiptReply, view: Mapping[str, Any]) -> bool:
+    status = (view.get("forcing") or {}).get("status")
+    tau = view.get("tokens_per_pass") or {}
+    before, after = ("stock", "final") if "final" in tau else (view.get("against"), "candidate")
+    isolation = view.get("isolation") or {}
+    claims = (
+        (row.scope, "system"),
+        (row.forcing, status if status in ("pass", "fail") else "not_run"),
+        (row.promoted, view.get("verdict") == "promoted"),
+        (row.engine or reply.engine, reply.engine),
+        (row.samples or view.get("requests"), view.get("requests")),
+        (row.tau_before or tau.get(before), tau.get(before)),
+        (row.tau_after or tau.get(after), tau.get(after)),
+    )
+    if row.isolation and row.isolation != f"tier {isolation.get('tier')}: {isolation.get('title')}":
+        return False
+    return all(claimed == found for claimed, found in claims)
 
 
 def _borne_out(figure: Figure, view: Mapping[str, Any]) -> bool:
@@ -61,4 +81,6 @@ def _borne_out(figure: Figure, view: Mapping[str, Any]) -> bool:
     if figure.low is None or view.get("lower_bound") is None:
         return False
     gain, low = 1 + view["gain"] / 100, 1 + view["lower_bound"] / 100
-    return bool(abs(figure.value - gain) <= _ROUNDING and abs(figure.low - low) <= _ROUNDING)
+    high = gain * gain / low if low > 0 else 0.0
+    pairs = ((figure.value, gain), (figure.low, low), (figure.high, high))
+    return all(x is not None and abs(x - found) <= _ROUNDING for x, found in pairs)

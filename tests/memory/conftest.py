@@ -55,6 +55,7 @@ def measured() -> Callable[..., dict[str, Any]]:
             "receipt": {"seq": 7, "hash": GOOD_HASH, "kind": "final"},
             "deployment": "pico",
             "forcing": "pass",
+            "promoted": True,
             "figures": [
                 {"metric": "speedup_over_stock", "value": 1.2, "unit": "x",
                  "low": 1.15, "high": 1.25, "confidence": 0.95}

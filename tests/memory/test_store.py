@@ -102,6 +102,14 @@ def test_a_failed_audit_does_not_validate(store, raw, measured):
         store.revise("narrow-tree", 1, change)
 
 
+def test_an_audit_without_a_promotion_does_not_validate(store, raw, measured):
+    store.propose(raw())
+    for row in (measured(promoted=False), measured(promoted=False, figures=[])):
+        change = {"evidence": [row], "status": "validated", "provenance": BY}
+        with pytest.raises(InvalidInput, match="promoted"):
+            store.revise("narrow-tree", 1, change)
+
+
 def test_a_near_duplicate_is_named_when_it_is_written(store, raw):
     store.propose(raw())
     written = store.propose(

@@ -11,25 +11,39 @@ from specpilot.memory.schema import Evidence, Transfer
 
 RECEIPT = {"seq": 3, "hash": "a" * 64, "kind": "final"}
 FINAL = {
+    "verdict": "promoted",
+    "forcing": {"status": "pass"},
+    "speedups": {"final_over_stock": {"value": 1.25, "low": 1.2, "high": 1.25 * 1.25 / 1.2}},
+    "requests": 48,
+    "tokens_per_pass": {"ar": 1.0, "stock": 3.0, "final": 4.0},
+    "isolation": {"tier": 1, "title": "landlock"},
+}
+TRIAL = {
+    "verdict": "promoted",
     "against": "stock",
     "forcing": {"status": "pass"},
-    "speedups": {"final_over_stock": {"value": 1.25, "low": 1.2, "high": 1.3}},
+    "gain": 25.0,
+    "lower_bound": 20.0,
+    "tokens_per_pass": {"stock": 3.0, "candidate": 4.0},
+    "isolation": {"tier": 1, "title": "landlock"},
 }
-TRIAL = {"against": "stock", "forcing": {"status": "pass"}, "gain": 25.0, "lower_bound": 20.0}
 
 
 def evidence(**changes: Any) -> Evidence:
-    figure = {"metric": "speedup_over_stock", "value": 1.25, "unit": "x", "low": 1.2, "high": 1.3,
-              "confidence": 0.95} | changes.pop("figure", {})  # fmt: skip
+    figure = {"metric": "speedup_over_stock", "value": 1.25, "unit": "x", "low": 1.2,
+              "high": 1.25 * 1.25 / 1.2, "confidence": 0.95}  # fmt: skip
+    figure |= changes.pop("figure", {})
     row = {
         "figures": [figure], "baseline": "stock", "workload": "pico", "hardware": "cpu",
-        "receipt": RECEIPT, "deployment": "pico", "forcing": "pass",
+        "receipt": RECEIPT, "deployment": "pico", "forcing": "pass", "promoted": True,
+        "engine": "reference", "isolation": "tier 1: landlock", "tau_before": 3.0, "tau_after": 4.0,
     }  # fmt: skip
     return Evidence.model_validate_json(json.dumps(row | changes))
 
 
 def reply(view: dict[str, Any] | None = None, **changes: Any) -> ReceiptReply:
-    return ReceiptReply(**{"genuine": True, "deployment": "pico", "view": view or FINAL, **changes})
+    known = {"genuine": True, "deployment": "pico", "engine": "reference", "view": view or FINAL}
+    return ReceiptReply(**{**known, **changes})
 
 
 @pytest.mark.parametrize("view", [FINAL, TRIAL])
@@ -42,6 +56,7 @@ def test_a_row_that_repeats_its_receipt_is_vouched_for(view: dict[str, Any]) -> 
     [
         {"value": 1.29},
         {"low": 1.24},
+        {"high": 1.5},
         {"metric": "speedup_over_ar"},
         {"metric": "speedup_over_previous"},
     ],
@@ -57,7 +72,33 @@ def test_another_deployment_or_audit_is_refused() -> None:
     assert not matches(evidence(deployment="other"), reply())
     assert not matches(evidence(), reply({**FINAL, "forcing": {"status": "fail"}}))
     assert not matches(evidence(), reply({**FINAL, "forcing": None}))
-    assert not matches(evidence(forcing="not_run"), reply())
+    assert not matches(evidence(forcing="not_run", promoted=False), reply())
+
+
+@pytest.mark.parametrize("view", [FINAL, TRIAL])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"figures": [], "promoted": False},
+        {"samples": 240},
+        {"tau_after": 5.0},
+        {"engine": "sglang"},
+        {"isolation": "tier 3: user"},
+        {"scope": "kernel"},
+    ],
+)
+def test_a_claim_that_the_receipt_does_not_hold_is_refused(
+    view: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    row = evidence()
+    assert not matches(row.model_copy(update=changes), reply(view))
+
+
+@pytest.mark.parametrize("view", [FINAL, TRIAL])
+def test_a_rejection_vouches_for_no_promotion(view: dict[str, Any]) -> None:
+    rejected = reply({**view, "verdict": "rejected"})
+    assert not matches(evidence(), rejected)
+    assert matches(evidence(promoted=False), rejected)
 
 
 def test_a_forged_receipt_or_one_of_another_kind_is_refused() -> None:
@@ -66,9 +107,13 @@ def test_a_forged_receipt_or_one_of_another_kind_is_refused() -> None:
 
 
 def test_a_transfers_gain_is_compared_too() -> None:
-    gain = {"metric": "speedup_over_stock", "value": 1.25, "unit": "x", "low": 1.2, "high": 1.3,
-            "confidence": 0.9}  # fmt: skip
+    gain = {"metric": "speedup_over_stock", "value": 1.25, "unit": "x", "low": 1.2,
+            "high": 1.25 * 1.25 / 1.2, "confidence": 0.9}  # fmt: skip
     row = {"deployment": "pico", "outcome": "works", "gain": gain, "receipt": RECEIPT}
     inflated = {**row, "gain": {**gain, "value": 1.28}}
     assert matches(Transfer.model_validate_json(json.dumps(row)), reply(TRIAL))
     assert not matches(Transfer.model_validate_json(json.dumps(inflated)), reply(TRIAL))
+    for view in (FINAL, TRIAL):
+        rejected = reply({**view, "verdict": "rejected"})
+        assert not matches(Transfer.model_validate_json(json.dumps(row)), rejected)
+    assert not matches(Transfer.model_validate_json(json.dumps(row | {"gain": None})), reply(TRIAL))
