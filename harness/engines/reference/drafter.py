@@ -29,7 +29,7 @@ from specpilot.harness.engines.reference.layers import (
 from specpilot.harness.engines.reference.rows import block_rows
 from specpilot.harness.engines.reference.selector import Selector, load_selector, log_total
 from specpilot.harness.engines.reference.target import Target
-from specpilot.harness.engines.reference.weights import WeightFolder
+from specpilot.harness.engines.reference.weights import WeightFolder, by_input
 from specpilot.mechanisms.trees.lattice import Lattice
 
 __all__ = ["BlockDrafter", "Drafter", "Place"]
@@ -79,7 +79,7 @@ class BlockDrafter:
         self.capture = c.target_layers
         weights = WeightFolder(folder, target.dtype, target.device)
         size = c.hidden_size
-        self.fc = weights.get("fc.weight", (size, len(self.capture) * size))
+        self.fc = by_input(weights.get("fc.weight", (size, len(self.capture) * size)))
         self.hidden_norm = RmsNorm.load(weights, "hidden_norm.weight", size, c.rms_norm_eps)
         self.norm = RmsNorm.load(weights, "norm.weight", size, c.rms_norm_eps)
         self.rope = Rope(c.head_dim, c.rope_theta, max_positions, target.dtype, target.device)
@@ -88,7 +88,8 @@ class BlockDrafter:
         attentions = [layer.attention for layer in self.layers]
         own = c.heads * c.head_dim
         # A drafter's matrices are never packed.
-        self.w_context = torch.cat([a.w_in[own:] for a in attentions if isinstance(a.w_in, Tensor)])
+        context = [a.w_in[own:] for a in attentions if isinstance(a.w_in, Tensor)]
+        self.w_context = by_input(torch.cat(context))
         self.b_context = None
         if c.attention_bias:
             self.b_context = torch.cat([a.b_in[own:] for a in attentions if a.b_in is not None])

@@ -18,7 +18,7 @@ from specpilot.harness.engines.reference.gdn import GdnLayer, GdnState, GdnUpdat
 from specpilot.harness.engines.reference.layers import Attention, Mlp, RmsNorm, Rope
 from specpilot.harness.engines.reference.rows import Rows, chain_rows, tree_rows
 from specpilot.harness.engines.reference.state import StatePool
-from specpilot.harness.engines.reference.weights import WeightFolder
+from specpilot.harness.engines.reference.weights import WeightFolder, by_input
 from specpilot.mechanisms.trees.tree import Tree
 
 __all__ = ["Output", "Target", "Verified"]
@@ -70,7 +70,9 @@ class Target:
         weights = WeightFolder(folder, dtype, self.device, packed)
         shape, eps = (config.vocab_size, config.hidden_size), config.rms_norm_eps
         self.embedding = weights.get(f"{config.prefix}embed_tokens.weight", shape)
-        self.head = self.embedding if config.tied else weights.get("lm_head.weight", shape)
+        self.head = by_input(
+            self.embedding if config.tied else weights.get("lm_head.weight", shape)
+        )
         name, size = f"{config.prefix}norm.weight", config.hidden_size
         self.norm = RmsNorm.load(weights, name, size, eps, config.norm_offset)
         self.rope = Rope(

@@ -17,14 +17,23 @@ from specpilot.harness.engines.reference.config import read_json
 from specpilot.mechanisms.w12.container import KEY
 from specpilot.mechanisms.w12.tensors import PackedWeight, W12Tensors
 
-__all__ = ["Weight", "WeightFolder", "linear"]
+__all__ = ["Weight", "WeightFolder", "by_input", "linear"]
 
 Weight = Tensor | PackedWeight
 
 
+def by_input(weight: Tensor) -> Tensor:
+    """Lay a matrix [out, in] out by input on a CPU; its shape stays.
+
+    A product with one row then adds up rows of the stored matrix as they stream by, which MKL does
+    in half the time of dot products with them; with more rows it is at least as fast.
+    """
+    return weight.t().contiguous().t() if weight.device.type == "cpu" else weight
+
+
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """``F.linear``; a packed weight is decoded for it, so that both give the same bits."""
-    return F.linear(x, weight if isinstance(weight, Tensor) else weight.unpack(), bias)
+    return F.linear(x, weight if isinstance(weight, Tensor) else weight.unpack().t(), bias)
 
 
 class WeightFolder:
@@ -72,11 +81,11 @@ class WeightFolder:
         return tensor.to(self.device, dtype or self.dtype)
 
     def keep(self, weight: Tensor) -> Weight:
-        """Return a matrix as the model is to hold it: as it is, or packed in W12."""
+        """Return a matrix as the model is to hold it: laid out for products, or packed in W12."""
         if self.packed is None:
-            return weight
+            return by_input(weight)
         self.packed += 1
-        return PackedWeight(weight)
+        return PackedWeight(weight.t())
 
     @staticmethod
     def _open_file(path: Path) -> Any:
