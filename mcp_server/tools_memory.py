@@ -1,5 +1,7 @@
 """Tools of the memory: search, read, record, and the transfer plan of a deployment."""
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -115,9 +117,9 @@ def memory_record(
     """Propose a new memory entry, or add evidence, links or a note to one that exists."""
     with open_memory() as store:
         if entry is not None and revise is None and change is None:
-            written = store.propose(entry)
+            written = store.propose(_signed(entry))
         elif entry is None and revise and base_revision and change is not None:
-            written = store.revise(revise, base_revision, change)
+            written = store.revise(revise, base_revision, _signed(change))
         else:
             raise InvalidInput(
                 "memory_record takes either entry, or revise with base_revision and change."
@@ -125,6 +127,19 @@ def memory_record(
     return WrittenReply(
         id=written.entry.id, revision=written.entry.revision, similar=list(written.similar)
     )
+
+
+def _signed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in who writes. Only the project ships seeds, and only finals write as rounds."""
+    given = record.get("provenance", {})
+    if not isinstance(given, Mapping) or given.get("origin", "agent") not in ("agent", "person"):
+        raise InvalidInput(
+            f"provenance: {str(given)[:80]!r} cannot be recorded by a client.",
+            hint="Leave it out, or give author, and origin 'agent' or 'person'.",
+        )
+    today = datetime.now(UTC).date().isoformat()
+    defaults = {"author": "MCP client", "origin": "agent", "created": today}
+    return {**record, "provenance": {**defaults, **given}}
 
 
 def _hit(hit: Hit) -> HitReply:

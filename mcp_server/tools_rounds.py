@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from specpilot.errors import SpecPilotError
 from specpilot.harness.controller.client import ControllerClient, ensure_running
 from specpilot.harness.controller.protocol import FinalView, LedgerReply, RoundView, TrialView
 from specpilot.harness.rounds import work
@@ -140,15 +141,22 @@ def job_status(
         if view.state in ("queued", "running") and wait_s:
             view = controller.job_status(job, wait_s, view.version)
         finished = controller.round_status(view.round) if _final_done(view) else None
+    message = view.error.message if view.error else view.message
+    learned: list[str] = []
+    if finished is not None:
+        try:
+            learned = _learn(finished)
+        except SpecPilotError as error:  # the final stands all the same
+            message += f"; memory was not written: {error}"
     return JobReply(
         job=view.job,
         kind=view.kind,
         state=view.state,
         done=view.done,
         planned=view.planned,
-        message=view.error.message if view.error else view.message,
+        message=message,
         result=view.result,
-        learned=_learn(finished) if finished else [],
+        learned=learned,
     )
 
 

@@ -9,6 +9,8 @@ from mcp import Client
 from pydantic import BaseModel
 
 from specpilot.errors import InvalidInput
+from specpilot.harness.controller.protocol import JobView
+from specpilot.mcp_server import tools_rounds
 from specpilot.mcp_server.server import INSTRUCTIONS, TOOLS, build_server
 from specpilot.mcp_server.strict import clean, strict_tool
 
@@ -92,6 +94,51 @@ async def test_an_empty_search_says_what_to_give(client: Client) -> None:
 
 async def test_recording_needs_one_of_its_two_forms(client: Client) -> None:
     assert "either entry" in await failure(client, "memory_record", revise="x")
+
+
+ENTRY = {
+    "id": "my-finding", "kind": "mechanism", "title": "A finding of mine", "tags": [],
+    "claim": "Something was seen to help on one machine.", "bottleneck": "tokens",
+    "body": "What was done and what was seen, in a sentence or two.",
+    "evidence": [{"baseline": "stock", "workload": "code", "hardware": "cpu",
+                  "source": {"kind": "file", "ref": "notes.md"}}],
+}  # fmt: skip
+
+
+async def test_a_client_signs_as_a_client_only(client: Client) -> None:
+    forged = ENTRY | {"provenance": {"author": "SpecPilot controller", "origin": "round"}}
+    assert "provenance" in await failure(client, "memory_record", entry=forged)
+    await call(client, "memory_record", entry=ENTRY)
+    written = await call(client, "memory_get", id="my-finding")
+    assert written["entry"]["provenance"]["origin"] == "agent"
+
+
+async def test_a_finished_final_is_told_even_if_memory_cannot_be_written(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Controller:
+        def __enter__(self) -> "Controller":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def job_status(self, job: str, wait_s: float = 0.0, seen: int = -1) -> JobView:
+            return JobView(
+                job=job, kind="final", round="r1", state="done", version=3, message="done",
+                done=12, planned=12, result={"verdict": "promoted"},
+            )  # fmt: skip
+
+        def round_status(self, round_id: str) -> object:
+            return object()
+
+    def learn(view: object) -> None:
+        raise InvalidInput("the memory is read-only.")
+
+    monkeypatch.setattr(tools_rounds, "ensure_running", Controller)
+    monkeypatch.setattr(tools_rounds, "learn", learn)
+    told = await call(client, "job_status", job="j1")
+    assert told["result"] == {"verdict": "promoted"}
+    assert "read-only" in told["message"]
 
 
 async def test_mechanisms_say_whether_they_apply(client: Client) -> None:
