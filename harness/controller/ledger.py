@@ -224,7 +224,8 @@ class Ledger:
     """A ledger file opened for appending. Safe for threads, and for processes by ``flock``.
 
     The head is kept in memory; when another process appended, the new lines are read and checked
-    before the next append. ``key`` is the HMAC key.
+    before the next append. ``key`` is the HMAC key. Raises ``CheckFailed`` for a damaged file and
+    for one that lost the record that was anchored last: the next anchor would hide the loss.
     """
 
     def __init__(self, path: Path, key: bytes) -> None:
@@ -239,6 +240,13 @@ class Ledger:
         self._records: list[Record] = []
         with self._locked():
             self._catch_up()
+        hashes = [record.hash for record in self._records]
+        if (anchor := self.anchored()) and (problem := _missing_anchor(hashes, (anchor,))):
+            self.close()
+            raise CheckFailed(
+                problem.explanation,
+                hint="Nothing is recorded until it is restored.",
+            )
 
     def close(self) -> None:
         os.close(self._fd)

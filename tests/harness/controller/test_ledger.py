@@ -109,15 +109,31 @@ def test_a_truncation_is_found_by_the_anchor_and_by_a_head_seen_earlier(ledger: 
     assert verify_file(ledger.path, KEY).ok  # which is why heads are anchored
 
 
+def test_a_ledger_that_lost_its_anchored_end_is_not_written_on(ledger: Ledger) -> None:
+    ledger.anchor()
+    ledger.close()
+    lines = ledger.path.read_bytes().splitlines(keepends=True)
+    ledger.path.write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(CheckFailed, match="the end was cut off"):
+        Ledger(ledger.path, KEY)
+    ledger.path.write_bytes(b"".join(lines))
+    assert Ledger(ledger.path, KEY).append("note", {}).seq == len(lines)
+
+
 def test_a_replaced_history_is_found_by_the_anchor(ledger: Ledger, tmp_path: Path) -> None:
     head = ledger.anchor()
+    anchor = ledger.path.with_name(ledger.path.name + ".anchor")
+    kept = anchor.read_bytes()
+    anchor.unlink()
     lines = ledger.path.read_bytes().splitlines(keepends=True)
     ledger.path.write_bytes(b"".join(lines[:3]))
     fork = Ledger(ledger.path, KEY)
     for number in range(4):
         fork.append("note", {"other": number})
-    problem = fork.verify(head).problem
-    assert problem is not None and problem.kind == "fork"
+    anchor.write_bytes(kept)
+    for seen in ((), (head,)):
+        problem = fork.verify(*seen).problem
+        assert problem is not None and problem.kind == "fork"
 
 
 def test_a_fork_inside_the_file_is_found(ledger: Ledger) -> None:
