@@ -1,7 +1,7 @@
 """A thin client of the controller: asks, waits, and raises the errors that the controller reports.
 
-``ensure_running`` starts a controller in the background if none answers. The client keeps the
-newest ledger head that it saw and refuses to talk to a ledger that went back behind it.
+``ensure_running`` starts a controller in the background if none answers. The newest ledger head
+that any client of this process saw is kept, and a ledger that went back behind it is refused.
 """
 
 import itertools
@@ -30,6 +30,9 @@ __all__ = ["ControllerClient", "ensure_running"]
 START_S = 20.0
 ANSWER_S = 90.0
 Model = TypeVar("Model", bound=BaseModel)
+_NOTHING_SEEN = p.HeadBody(seq=-1, hash="")
+_heads: dict[Path, p.HeadBody] = {}
+_heads_lock = threading.Lock()
 
 
 class ControllerClient:
@@ -40,7 +43,7 @@ class ControllerClient:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.head = p.HeadBody(seq=-1, hash="")
+        self.head = _heads.get(path, _NOTHING_SEEN)  # whatever answers from now on is newer
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._socket = socket.socket(socket.AF_UNIX)
@@ -141,7 +144,15 @@ class ControllerClient:
                 f"The ledger went back from record {self.head.seq} to {head.seq}.",
                 hint="Run `specpilot ledger verify`.",
             )
+        if head.seq == self.head.seq and head.hash != self.head.hash:
+            raise CheckFailed(
+                f"The ledger's record {head.seq} was replaced by another one.",
+                hint="Run `specpilot ledger verify`.",
+            )
         self.head = head
+        with _heads_lock:
+            if head.seq > _heads.get(self.path, _NOTHING_SEEN).seq:
+                _heads[self.path] = head
 
 
 def ensure_running(state: Path | None = None, *, idle_exit_s: float = 900.0) -> ControllerClient:

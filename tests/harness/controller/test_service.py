@@ -285,9 +285,23 @@ def test_a_client_asks_over_the_socket_and_gets_typed_errors(controller: Any) ->
 def test_a_client_that_saw_a_later_head_notices_a_ledger_that_went_back(controller: Any) -> None:
     with ControllerClient(socket_path(controller.service.home)) as client:
         client.hello()
-        client.head = p.HeadBody(seq=client.head.seq + 10, hash="0" * 64)
+        seen = client.head
+        client.head = p.HeadBody(seq=seen.seq + 10, hash="0" * 64)
         with pytest.raises(CheckFailed, match="went back"):
             client.hello()
+        client.head = p.HeadBody(seq=seen.seq, hash="0" * 64)
+        with pytest.raises(CheckFailed, match="replaced"):
+            client.hello()
+
+
+def test_a_head_is_remembered_by_later_clients_of_the_process(controller: Any) -> None:
+    path = socket_path(controller.service.home)
+    with ControllerClient(path) as client:
+        client.round_open(controller.deployment, "me")
+        seen = client.head
+    with ControllerClient(path) as later:
+        assert later.head == seen
+        later.hello()
 
 
 def test_a_controller_that_runs_as_a_service_is_used_and_none_is_started(
