@@ -150,29 +150,32 @@ def tree_form(
     key head and shared by its value heads, and everything that the tree alone decides comes from
     its layout. Returns outputs [R, T, Hv, dv] and the k, u and decay of ``GdnUpdates``.
     """
-    requests, count, heads = v.shape[:3]
-    group = (k.shape[2], heads // k.shape[2])
-
-    def by_group(x: Tensor) -> Tensor:  # [R, T, Hv, ...] -> [R, Hk, group, T, ...]
-        return x.transpose(1, 2).unflatten(1, group)
+    requests, count, heads, value_dim = v.shape
+    key_heads, key_dim = k.shape[2:]
+    lanes, group = requests * heads, heads // key_heads
 
     both = torch.cat((k, q), 1).transpose(1, 2)  # [R, Hk, 2 T, dk]: all keys, then all queries
     keys = both[:, :, :count]
-    pairs = (both @ keys.mT).unsqueeze(2)
-    read = both.unsqueeze(2) @ memory.unflatten(1, group)
-    decay = by_group(tree.above @ g).unsqueeze(-1)
+    pairs = (both @ keys.mT).view(requests, key_heads, 1, 2, count, count)
+    shared = both.unsqueeze(2).expand(-1, -1, group, -1, -1).reshape(lanes, 2 * count, key_dim)
+    read = torch.bmm(shared, memory.reshape(lanes, key_dim, value_dim))
+    decay = (tree.above @ g).mT.contiguous()  # [R, Hv, T]
     # The bar comes before exp: e^G_n e^-G_m apart overflows, and so may what no path holds.
-    weight = (decay - decay.mT + tree.barred[:, None, None]).exp_()
-    strength, from_root = by_group(beta).unsqueeze(-1), decay.exp()
-    rhs = by_group(v).addcmul(from_root, read[..., :count, :], value=-1).mul_(strength)
-    lower = (pairs[..., :count, :] * weight).mul_(strength)  # its diagonal is not read
-    u = torch.linalg.solve_triangular(lower, rhs, upper=False, unitriangular=True)
-    out = (pairs[..., count:, :] * weight @ u).addcmul_(from_root, read[..., count:, :])
+    weight = (decay.unsqueeze(-1) - decay.unsqueeze(-2) + tree.barred.unsqueeze(1)).exp_()
+    weight = weight.view(requests, key_heads, group, 1, count, count)
+    mixed = (pairs * weight).view(lanes, 2, count, count)
+    read = read.view(lanes, 2, count, value_dim).mul_(decay.exp().view(lanes, 1, count, 1))
+    strength = beta.mT.reshape(lanes, count, 1)
+    rhs = v.transpose(1, 2).reshape(lanes, count, value_dim).sub(read[:, 0]).mul_(strength)
+    lower = mixed[:, 0] * strength  # its diagonal is not read
+    # Transposed, both are as LAPACK wants them: half the time.
+    u = torch.linalg.solve_triangular(lower.mT, rhs.mT, upper=True, left=False, unitriangular=True)
+    out = torch.baddbmm(read[:, 1], mixed[:, 1], u.mT)
     return (
-        out.flatten(1, 2).transpose(1, 2),
+        out.view(requests, heads, count, value_dim).transpose(1, 2),
         keys,
-        u.flatten(1, 2),
-        decay.reshape(requests, heads, count),
+        u.mT.unflatten(0, (requests, heads)),
+        decay,
     )
 
 
