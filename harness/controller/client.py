@@ -144,7 +144,7 @@ class ControllerClient:
                 f"The ledger went back from record {self.head.seq} to {head.seq}.",
                 hint="Run `specpilot ledger verify`.",
             )
-        if head.seq == self.head.seq and head.hash != self.head.hash:
+        if head.seq == self.head.seq >= 0 and head.hash != self.head.hash:
             raise CheckFailed(
                 f"The ledger's record {head.seq} was replaced by another one.",
                 hint="Run `specpilot ledger verify`.",

@@ -294,6 +294,18 @@ def test_a_client_that_saw_a_later_head_notices_a_ledger_that_went_back(controll
             client.hello()
 
 
+def test_an_empty_ledger_has_no_head_to_replace(specpilot_home: Path) -> None:
+    service = Service(specpilot_home)
+    server = Server(service, socket_path(specpilot_home))
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    with ControllerClient(server.path) as client:
+        assert client.hello() == client.hello()
+    server.stop()
+    thread.join()
+    service.close()
+
+
 def test_a_head_is_remembered_by_later_clients_of_the_process(controller: Any) -> None:
     path = socket_path(controller.service.home)
     with ControllerClient(path) as client:
