@@ -284,7 +284,7 @@ def test_a_client_asks_over_the_socket_and_gets_typed_errors(controller: Any) ->
 
 def test_a_client_that_saw_a_later_head_notices_a_ledger_that_went_back(controller: Any) -> None:
     with ControllerClient(socket_path(controller.service.home)) as client:
-        client.hello()
+        client.round_open(controller.deployment, "me")
         seen = client.head
         client.head = p.HeadBody(seq=seen.seq + 10, hash="0" * 64)
         with pytest.raises(CheckFailed, match="went back"):
