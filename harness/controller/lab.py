@@ -27,6 +27,7 @@ from specpilot.harness.controller.measure import (
     Progress,
     measure,
 )
+from specpilot.harness.controller.models import check_unchanged
 from specpilot.harness.controller.outputs import load_outputs, save_outputs
 from specpilot.harness.controller.receipts import (
     idle_mechanisms,
@@ -148,7 +149,7 @@ class Work:
         outputs = paired_outputs(measured)
         save_outputs(self._outputs_path(trial), outputs)
         forcing = self._audit(outputs, open_prompts=True) if promotes(measured[-1]) else None
-        self._check_cancelled()
+        self._check_counts()
         verdict, reason = judge(measured[-1].decision, forcing, idle_mechanisms(stack, measured))
         return self._lab.ledger.append(
             "trial", common | result_body(measured, verdict, reason, forcing)
@@ -185,7 +186,7 @@ class Work:
         outputs = paired_outputs([measured])
         save_outputs(self._outputs_path(sealed.id), outputs)
         forcing = self._audit(outputs, open_prompts=False)
-        self._check_cancelled()
+        self._check_counts()
         verdict, reason = judge(measured.decision, forcing, idle_mechanisms(stack, [measured]))
         if not stack:
             verdict, reason = "rejected", "Nothing was promoted in this round: stock is the final."
@@ -206,6 +207,7 @@ class Work:
             raise CheckFailed(f"The kept outputs of trial {trial} are not those that were timed.")
         self._prepare()
         forcing = self._audit(outputs, open_prompts=True)
+        self._check_counts()
         return self._write(
             "audit",
             {
@@ -228,12 +230,14 @@ class Work:
         self._write_design("noise", design, [stock, again])
         with self._starter.running([stock, again]) as (a, b):
             result = self._measure_with(design, a, b, None, self._fresh("noise", design), None)
+        self._check_counts()
         found = estimate(result.log_ratios)
         noise = {"shape": design.shape(), "sd": found.sd, "cycles": found.n, "mean": found.mean}
         self._write("noise", noise | {"measured": measured_body(result)})
         self._progress("calibrating token forcing", 0, 1)
         with self._scorer() as scorer:
             calibration = token_forcing.calibrate(result.a, scorer, {})
+        self._check_counts()
         policy = token_forcing.Policy()
         self._write(
             "calibration", {"calibration": calibration.to_dict(), "policy": policy.to_dict()}
@@ -264,6 +268,7 @@ class Work:
             self._progress("choosing stock's block", 0, 1)
             time(prompts[:1])  # warms up
             seconds = time(prompts[1:])
+        self._check_counts()
         block = choose(seconds)
         timed = {str(each): seconds[each] for each in blocks}
         self._write("stock", {"block": block, "s_per_token": timed})
@@ -349,9 +354,11 @@ class Work:
     def _fresh(self, purpose: str, design: Design) -> Iterator[Prompt]:
         return self._book.fresh(f"{self._job} {purpose}", design.prompts_needed)
 
-    def _check_cancelled(self) -> None:
+    def _check_counts(self) -> None:
+        """Raise unless what was measured may count: not cancelled, and on the round's models."""
         if self._cancelled.is_set():
             raise Cancelled("The job was cancelled.")
+        check_unchanged(self._deployment, self._round.opened.body.get("models"))
 
     def _outputs_path(self, name: str) -> Path:
         return self._lab.folder / "outputs" / self._round.id / f"{name}.json"

@@ -32,6 +32,7 @@ from specpilot.harness.controller.isolation import Tier, available_tier
 from specpilot.harness.controller.jobs import JobKind, Jobs, error_body
 from specpilot.harness.controller.lab import Lab, Work, as_deployment, prompt_book
 from specpilot.harness.controller.ledger import Head, Ledger, Record
+from specpilot.harness.controller.models import stamp
 from specpilot.harness.controller.paths import short_path
 from specpilot.harness.controller.rounds import SEALED_SETS, Rounds
 from specpilot.harness.controller.snapshots import Snapshots
@@ -150,6 +151,7 @@ class Service:
                 "round": round_id,
                 "owner": ask.owner,
                 "deployment": asdict(deployment),
+                "models": stamp(deployment),
                 "sealed": [asdict(each) for each in sealed],
                 "isolation": self.lab.isolation(),
             },
