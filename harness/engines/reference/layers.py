@@ -34,13 +34,15 @@ class RmsNorm:
         return cls(load_norm(weights, name, size, offset), eps)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.wide(x).to(x.dtype)
+        normed = self.wide(x)
+        return normed if normed.dtype == x.dtype else normed.to(x.dtype)
 
     def wide(self, x: Tensor) -> Tensor:
         """Like a call, but stay in fp32 or fp64."""
-        x = x.to(self.scale.dtype)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x.div(torch.hypot(length, self.floor)).mul_(self.scale)
+        if x.dtype != self.scale.dtype:  # even a conversion to the same dtype takes its time
+            x = x.to(self.scale.dtype)
+        length = torch.linalg.vector_norm(x, 2.0, -1, True)
+        return x.div(length.hypot_(self.floor)).mul_(self.scale)
 
 
 def load_norm(weights: WeightFolder, name: str, size: int, offset: float) -> Tensor:
