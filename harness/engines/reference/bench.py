@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from specpilot.harness.engines.reference.drafter import BlockDrafter, Place
+from specpilot.harness.engines.reference.sampling import likeliest
 from specpilot.harness.engines.reference.target import Target, Verified
 from specpilot.mechanisms.trees import policies
 from specpilot.mechanisms.trees.tree import Tree
@@ -62,11 +63,11 @@ def _parts(target: Target, drafter: BlockDrafter, text: list[int]) -> dict[str, 
 
     def decode() -> None:
         hidden = target.decode(torch.tensor([anchor]), pool, [PROMPT]).hidden
-        target.logits(hidden).argmax(-1)
+        likeliest(target.logits(hidden))
 
     def verify(tree: Tree) -> Verified:
         verified = target.verify([tree], pool, [PROMPT])
-        target.logits(verified.output.hidden).argmax(-1)
+        likeliest(target.logits(verified.output.hidden))
         return verified
 
     parts: dict[str, Callable[[], Any]] = {

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,6 +28,7 @@ from specpilot.harness.engines.reference.layers import (
     rotate_,
 )
 from specpilot.harness.engines.reference.rows import block_rows
+from specpilot.harness.engines.reference.sampling import likeliest
 from specpilot.harness.engines.reference.selector import Selector, load_selector, log_total
 from specpilot.harness.engines.reference.target import Target
 from specpilot.harness.engines.reference.weights import WeightFolder, by_input
@@ -148,12 +150,13 @@ class BlockDrafter:
         if self.selector is not None:
             return self.selector.lattices(hidden, logits, anchors)
         if top_k == 1:  # nothing to compare: log-probs stay 0
-            ids = logits.argmax(-1, keepdim=True)
-            logp = torch.zeros(ids.shape)
+            ids = likeliest(logits)[..., None]
+            logp = np.zeros(ids.shape)
         else:
-            values, ids = logits.topk(top_k)
-            logp = values - log_total(logits, values)
-        table = zip(ids.cpu().numpy(), logp.float().cpu().numpy(), strict=True)
+            values, indices = logits.topk(top_k)
+            ids = indices.cpu().numpy()
+            logp = (values - log_total(logits, values)).float().cpu().numpy()
+        table = zip(ids, logp, strict=True)
         vocab = self.config.vocab_size
         return [Lattice.marginal(tokens, row, vocab) for tokens, row in table]
 

@@ -23,7 +23,7 @@ from specpilot.harness.engines.backend import (
 )
 from specpilot.harness.engines.reference.drafter import BlockDrafter, Drafter, Place
 from specpilot.harness.engines.reference.requests import Running, check_generate, check_score
-from specpilot.harness.engines.reference.sampling import accept
+from specpilot.harness.engines.reference.sampling import accept, likeliest
 from specpilot.harness.engines.reference.scoring import score
 from specpilot.harness.engines.reference.target import Target, Verified
 from specpilot.harness.engines.reference.tokens import check_tokenizers
@@ -169,7 +169,7 @@ class ReferenceEngine:
             return []
         logits = self._logits(output.hidden[:, -1:])[0]
         root = Tree((ids[-1],), (-1,), (0,), (0.0,))
-        walk = accept(r.request, root, r.length - 1, logits.argmax(-1).tolist(), logits.cpu())
+        walk = accept(r.request, root, r.length - 1, likeliest(logits).tolist(), logits.cpu())
         event = self._event(r, *r.take(walk.emitted))
         if event.finished is not None:
             self._release(r)
@@ -205,7 +205,7 @@ class ReferenceEngine:
     ) -> list[StepEvent]:
         """Accept, commit what was emitted and no more, and release what has ended."""
         logits = self._logits(hidden)
-        argmax = logits.argmax(-1).tolist()
+        argmax = likeliest(logits).tolist()
         if any(r.request.temperature > 0 for r in ready):
             logits = logits.cpu()
         walks, events = [], []
