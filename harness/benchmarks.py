@@ -24,6 +24,7 @@ Result = Mapping[str, Any]
 BENCHMARKS = {
     "controller": "specpilot.harness.controller.bench",
     "cost": "specpilot.harness.cost_model.bench",
+    "engine": "specpilot.harness.engines.reference.bench",
     "forcing": "specpilot.harness.token_forcing.bench",
     "gdn": "specpilot.kernels.gdn_tree.bench",
     "memory": "specpilot.memory.bench",
