@@ -41,15 +41,16 @@ CHECKED = 16  # one block in so many is checked, never trained on
 class PairwiseSelector(nn.Module):
     """Parameters under the names of a DFlash2 checkpoint's ``candidate_selector``."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, rank: int) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, rank: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.predecessor_codebook = nn.Parameter(torch.randn(vocab_size, rank) * 0.1)
         self.successor_codebook = nn.Parameter(torch.randn(vocab_size, rank) * 0.1)
         self.hidden_projection = nn.Linear(hidden_size, rank, bias=False)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, blocks: Blocks) -> Tensor:
         """Scores float32 [N, D, K] of each block's candidates after its own token before."""
-        gate = self.hidden_projection(blocks.hidden.float())
+        gate = self.hidden_projection(self.dropout(blocks.hidden.float()))
         left = self.predecessor_codebook[blocks.before.long()] * gate
         right = self.successor_codebook[blocks.tokens.long()]
         return blocks.logits + (right @ left[..., None])[..., 0]
@@ -93,10 +94,13 @@ def measure(selector: PairwiseSelector, blocks: Blocks) -> dict[str, float]:
     """Loss and share of first places, with the selector and with the drafter's logits alone."""
     out = {}
     weight = importance(blocks)
+    training = selector.training
+    selector.eval()
     for name, scores in (("selector", selector(blocks)), ("plain", blocks.logits)):
         first = (scores.argmax(-1) == blocks.label) * weight
         out[f"{name}_loss"] = round(float(selector_loss(scores, blocks)), 4)
         out[f"{name}_first"] = round(float(first.sum() / weight.sum()), 4)
+    selector.train(training)
     return out
 
 
@@ -146,13 +150,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--drafter", type=Path, required=True)
     parser.add_argument("--shards", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--anchors", type=int, default=64, help="blocks a sequence")
+    parser.add_argument("--anchors", type=int, default=24, help="blocks a sequence")
     parser.add_argument("--rank", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--table-lr", type=float, default=0.003)
-    parser.add_argument("--projection-lr", type=float, default=0.0005)
-    parser.add_argument("--pull", type=float, default=1e-4, help="penalty of leaving the start")
+    parser.add_argument("--table-lr", type=float, default=0.005)
+    parser.add_argument("--projection-lr", type=float, default=0.002)
+    parser.add_argument("--pull", type=float, default=2e-4, help="penalty of leaving the start")
+    parser.add_argument("--dropout", type=float, default=0.3, help="of the hidden states")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     args.work.mkdir(parents=True, exist_ok=True)
@@ -165,7 +170,7 @@ def main(argv: list[str] | None = None) -> None:
     if len(checked) == 0:
         checked = seen
     vocab = load_target(args.target).config.vocab_size
-    selector = PairwiseSelector(vocab, blocks.hidden.shape[-1], args.rank)
+    selector = PairwiseSelector(vocab, blocks.hidden.shape[-1], args.rank, args.dropout)
     tables = [selector.predecessor_codebook, selector.successor_codebook]
     projection = {"params": selector.hidden_projection.parameters(), "lr": args.projection_lr}
     groups = [{"params": tables, "lr": args.table_lr}, projection]
@@ -209,6 +214,9 @@ def main(argv: list[str] | None = None) -> None:
     record = {
         "seed": args.seed,
         "rank": args.rank,
+        "corpus_tokens": len(np.load(args.corpus / "train.npy", mmap_mode="r")),
+        "shards": sorted(path.stem for path in args.shards.glob("[0-9]*_[0-9]*.npz")),
+        "anchors": args.anchors,
         "blocks": len(blocks),
         "positions": int((blocks.label >= 0).sum()),
         "steps": args.steps,
@@ -216,6 +224,7 @@ def main(argv: list[str] | None = None) -> None:
         "table_lr": args.table_lr,
         "projection_lr": args.projection_lr,
         "pull": args.pull,
+        "dropout": args.dropout,
         "curve": curve,
     }
     (args.work / "selector" / "curve.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -1,12 +1,15 @@
 """The selector's training at tiny size: labels, start, resuming, and what the engine reads."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from specpilot.harness.deployments import pico
 from specpilot.harness.deployments.pico.train import train_selector
 from specpilot.harness.deployments.pico.train.drafter import (
     Drafter,
@@ -22,6 +25,10 @@ from specpilot.harness.deployments.pico.train.train_selector import (
     associations,
     selector_loss,
 )
+from specpilot.harness.deployments.workload import load_workload
+from specpilot.harness.engines.backend import GenerateRequest
+from specpilot.harness.engines.reference.engine import ReferenceEngine
+from specpilot.harness.engines.settings import ReferenceSettings
 
 VOCAB, HIDDEN, PROMPT = 96, 32, 20
 TARGET = TargetConfig(
@@ -166,3 +173,46 @@ def test_training_lowers_the_loss_and_goes_on_where_it_stopped(run, tmp_path):
         "candidate_selector.successor_codebook": (VOCAB, 4),
         "candidate_selector.hidden_projection.weight": (4, HIDDEN),
     }
+
+
+SHIPPED = Path(pico.__file__).parent
+
+
+def test_the_shipped_selector_is_small_and_says_how_it_was_trained():
+    folder = SHIPPED / "drafter" / "selector"
+    assert (folder / "model.safetensors").stat().st_size <= 600_000
+    weights = [f.stat().st_size for f in SHIPPED.rglob("*.safetensors")]
+    assert len(weights) == 3 and sum(weights) < 20_000_000
+    record = json.loads((folder / "curve.json").read_text())
+    assert record["positions"] > 100_000
+    assert record["curve"][-1]["selector_loss"] < 0.8 * record["curve"][-1]["plain_loss"]
+
+
+def test_pico_with_its_selector_says_what_plain_decoding_says_in_fewer_passes():
+    prompts = load_workload("pico", 64).prompts("open", 3, b"selector")
+    given = {
+        "target": str(SHIPPED / "target"),
+        "drafter": str(SHIPPED / "drafter"),
+        "dtype": "float64",
+        "context": 256,
+        "block": 16,
+    }
+
+    def generate(**settings):
+        engine = ReferenceEngine(ReferenceSettings(**given, **settings))
+        for n, prompt in enumerate(prompts):
+            request = GenerateRequest(str(n), tuple(prompt), 40, ignore_eos=True)
+            engine.add(replace(request, temperature=0.7 if n == 2 else 0.0))
+        ids, meta = {}, {}
+        while engine.has_work():
+            for event in engine.step():
+                ids.setdefault(event.rid, []).extend(event.new_ids)
+                meta[event.rid] = event.meta
+        return ids, meta
+
+    plain, _ = generate()
+    for settings in ({"speculation": "chain"}, {"speculation": "tree", "rows": 24}):
+        ids, meta = generate(selector=True, **settings)
+        assert ids == plain
+        assert all(m["spec_selector_passes"] == m["spec_verify_ct"] > 0 for m in meta.values())
+        assert sum(m["spec_verify_ct"] for m in meta.values()) < 3 * 40 / 2
