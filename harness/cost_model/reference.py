@@ -127,18 +127,19 @@ class Bench:
         """What a step spends on the target: verify (decode for one row), head, argmax, commit."""
         import torch
 
+        from specpilot.harness.engines.reference.sampling import likeliest
         from specpilot.mechanisms.trees.tree import Tree
 
         with torch.inference_mode():
             if rows == 1:
                 ids = torch.zeros(1, dtype=torch.int64)
                 output = self.target.decode(ids, self.pool, [self.length])
-                self.target.logits(output.hidden).argmax(-1).tolist()
+                likeliest(self.target.logits(output.hidden)).tolist()
                 return
             tokens = [i % self.vocab for i in range(rows)]
             tree = Tree.of(tokens, _parents(rows), vocab_size=self.vocab)
             verified = self.target.verify([tree], self.pool, [self.length])
-            self.target.logits(verified.output.hidden).argmax(-1).tolist()
+            likeliest(self.target.logits(verified.output.hidden)).tolist()
             deepest = max(range(rows), key=lambda n: tree.depth[n])
             path = tree.path(deepest)[: _ACCEPTED + 1]
             self.target.commit(verified, self.pool, [path])
