@@ -27,6 +27,7 @@ from specpilot.harness.engines.reference.layers import (
     load_norm,
     rotate_,
 )
+from specpilot.harness.engines.reference.markov import MarkovHead
 from specpilot.harness.engines.reference.rows import block_rows
 from specpilot.harness.engines.reference.sampling import likeliest
 from specpilot.harness.engines.reference.selector import Selector, load_selector, log_total
@@ -67,7 +68,7 @@ class Drafter(Protocol):
 
 
 class BlockDrafter:
-    """A DFlash or DFlash2 drafter for ``target``. Raises as ``DrafterConfig`` and weights do.
+    """A DFlash, DFlash2 or DSpark drafter for ``target``. Raises as its config and weights do.
 
     ``selector``: draft through the pairwise selector in ``folder / "selector"``. A DFlash2 drafter
     uses its own in any case.
@@ -105,6 +106,7 @@ class BlockDrafter:
             self.selector = Selector(weights, c)
         elif selector:
             self.selector = load_selector(folder / "selector", c, target.dtype, target.device)
+        self.markov = MarkovHead(weights, c) if c.markov_rank else None
         self.mask = torch.tensor([c.mask_id], device=target.device)
 
     def allocate(self, slots: int, capacity: int) -> None:
@@ -131,7 +133,9 @@ class BlockDrafter:
         self.values.flatten(1, 2).index_copy_(1, rows, pairs[:, :, 1].transpose(0, 1))
 
     def hidden(self, anchors: Sequence[int], lengths: Sequence[int], block: int) -> Tensor:
-        """Run a block of ``block`` rows: hidden states [R, block - 1, hidden] of its masks."""
+        """Run a block: hidden states [R, block - 1, hidden] of the rows that draft."""
+        if self.config.anchor_drafts:
+            block -= 1
         rows = block_rows(0, lengths, block, self.capacity, self.fc)
         ids = self.mask.repeat(len(anchors), block)
         ids[:, 0] = torch.tensor(anchors, device=ids.device)
@@ -140,7 +144,7 @@ class BlockDrafter:
         for layer, cache in zip(self.layers, self.caches, strict=True):
             x = x + layer.attention(layer.norm_in(x), cache, rows, rope)
             x = x + layer.mlp(layer.norm_mlp(x))
-        return self.norm(x[:, 1:])
+        return self.norm(x if self.config.anchor_drafts else x[:, 1:])
 
     def propose(
         self, anchors: Sequence[int], lengths: Sequence[int], block: int, top_k: int
@@ -149,6 +153,8 @@ class BlockDrafter:
         logits = self.target.logits(hidden)
         if self.selector is not None:
             return self.selector.lattices(hidden, logits, anchors)
+        if self.markov is not None:
+            return self.markov.lattices(hidden, logits, anchors, top_k)
         if top_k == 1:  # nothing to compare: log-probs stay 0
             ids = likeliest(logits)[..., None]
             logp = np.zeros(ids.shape)

@@ -1,4 +1,4 @@
-"""What a DFlash drafter's ``config.json`` says, in the fields that SGLang 0.5.20 reads.
+"""What a DFlash or DSpark drafter's ``config.json`` says, in the fields that SGLang 0.5.20 reads.
 
 A drafter with grouped convolutions, attention sinks, a value scale, a Domino head or causal or
 sliding layers is another model; it is refused rather than run wrongly.
@@ -13,6 +13,8 @@ from specpilot.harness.engines.reference.config import Fields, TargetConfig, rea
 
 __all__ = ["DrafterConfig"]
 
+DFLASH = frozenset({"DFlashDraftModel", "DFlash2DraftModel"})
+DSPARK = frozenset({"DSparkDraftModel", "Qwen3DSparkModel"})
 UNSUPPORTED = (
     "attention_sink_bias",
     "attention_value_scale",
@@ -26,7 +28,10 @@ UNSUPPORTED = (
 class DrafterConfig:
     """A block drafter's shape. ``block`` counts the anchor; ``target_layers`` are 0-based.
 
-    ``selector_rank`` and ``selector_top_k`` belong to DFlash2's pairwise selector; 0 without one.
+    ``selector_rank`` and ``selector_top_k`` belong to DFlash2's pairwise selector, ``markov_rank``
+    and ``markov_gated`` to DSpark's Markov head; 0 without one. ``anchor_drafts``: the anchor's own
+    row drafts the first token (DSpark), so that a block of n drafts runs n rows; else the masks'
+    rows draft alone (DFlash).
     """
 
     vocab_size: int
@@ -44,6 +49,9 @@ class DrafterConfig:
     target_layers: tuple[int, ...]
     selector_rank: int
     selector_top_k: int
+    markov_rank: int
+    markov_gated: bool
+    anchor_drafts: bool
 
     @classmethod
     def load(cls, folder: Path, target: TargetConfig) -> "DrafterConfig":
@@ -55,15 +63,19 @@ class DrafterConfig:
         path = folder / "config.json"
         raw = read_json(path)
         names = raw.get("architectures") or ["?"]
-        if not {"DFlashDraftModel", "DFlash2DraftModel"}.intersection(names):
+        dspark = not DSPARK.isdisjoint(names)
+        if not dspark and DFLASH.isdisjoint(names):
             raise Unsupported(
                 f"{path}: drafter architecture {names[0]!r} is not supported.",
-                hint="The reference engine runs DFlashDraftModel and DFlash2DraftModel.",
+                hint=f"The reference engine runs {', '.join(sorted(DFLASH | DSPARK))}.",
             )
-        nested = raw.get("dflash_config") or {}
-        if not isinstance(nested, dict):
-            raise InvalidInput(f"{path}: dflash_config must be an object, got {nested!r}.")
-        fields = Fields({**raw, **nested}, str(path))
+        merged = dict(raw)
+        for name in ("dflash_config", "dspark_config") if dspark else ("dflash_config",):
+            nested = raw.get(name) or {}
+            if not isinstance(nested, dict):
+                raise InvalidInput(f"{path}: {name} must be an object, got {nested!r}.")
+            merged |= nested
+        fields = Fields(merged, str(path))
         _refuse(fields)
         config = cls(
             vocab_size=fields.count("vocab_size"),
@@ -76,11 +88,14 @@ class DrafterConfig:
             rope_theta=fields.rope(1.0)[0],
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             attention_bias=fields.flag("attention_bias", False),
-            block=fields.count("block_size", 16),
+            block=fields.count("block_size", 16) + dspark,  # DSpark counts drafts alone
             mask_id=_mask_id(fields),
             target_layers=_target_layers(fields, len(target.layer_types)),
             selector_rank=fields.count("selector_rank") if fields.get("selector_rank") else 0,
             selector_top_k=fields.count("selector_top_k") if fields.get("selector_top_k") else 0,
+            markov_rank=fields.count("markov_rank") if dspark else 0,
+            markov_gated=dspark and _markov_gated(fields),
+            anchor_drafts=dspark,
         )
         config._fits(target, str(path))
         return config
@@ -119,6 +134,19 @@ def _refuse(fields: Fields) -> None:
         raise Unsupported(f"{fields.where}: is_causal and output_multiplier are not supported.")
     if fields.rope(1.0)[1] != 1.0:
         raise Unsupported(f"{fields.where}: partial rotary positions are not supported.")
+
+
+def _markov_gated(fields: Fields) -> bool:
+    """Whether the head is gated. A recurrent head has no finite lattice and is refused."""
+    if fields.get("speculators_model_type") == "dspark":
+        raise Unsupported(
+            f"{fields.where}: this DSpark checkpoint drafts from the masks' rows (speculators' "
+            "convention); the engine runs DeepSpec's, where the anchor's row drafts first."
+        )
+    kind = fields.text("markov_head_type", "vanilla").lower()
+    if kind not in ("vanilla", "gated"):
+        raise Unsupported(f"{fields.where}: markov_head_type {kind!r} is not supported.")
+    return kind == "gated"
 
 
 def _mask_id(fields: Fields) -> int:
