@@ -74,6 +74,8 @@ class Arm:
 class Cycle:
     """One cycle: its order, log(seconds of A / seconds of B), and what disturbed it.
 
+    ``taken_cores``: cores that all but A used during A's blocks, less all but B during B's.
+
     Where an AR system was timed as well, ``ar_over_a`` and ``ar_over_b`` are the logs of its
     seconds over theirs on one of the cycle's two prompt sets.
     """
@@ -83,6 +85,7 @@ class Cycle:
     ar_over_a: float | None
     ar_over_b: float | None
     foreign_cores: float
+    taken_cores: float
     disturbed: bool
 
 
@@ -163,7 +166,11 @@ def measure(
         progress("timing", done, design.cycles)
         if noise is not None:
             result.decision = decision_at(
-                design, result.log_ratios, noise, diverged=result.diverged
+                design,
+                result.log_ratios,
+                noise,
+                diverged=result.diverged,
+                taken_cores=[cycle.taken_cores for cycle in result.cycles],
             )
             if result.decision is not None and result.decision.outcome != "continue":
                 break
@@ -187,15 +194,26 @@ class _Timed:
 
 
 def decision_at(
-    design: Design, log_ratios: Sequence[float], noise: float, *, diverged: bool
+    design: Design,
+    log_ratios: Sequence[float],
+    noise: float,
+    *,
+    diverged: bool,
+    taken_cores: Sequence[float] = (),
 ) -> Decision | None:
     """Apply the rule if ``design`` reads the bound at this number of cycles."""
     decision = None
     if len(log_ratios) in design.futility:
         decision = hopeless(log_ratios, noise, diverged=diverged)
     if decision is None and len(log_ratios) in design.looks:
-        decision = decide(log_ratios, design.looks, noise, diverged=diverged)
+        decision = decide(
+            log_ratios, design.looks, noise, diverged=diverged, taken_cores=taken_cores
+        )
     return decision
+
+
+def _cores(cpu_s: float, wall_s: float) -> float:
+    return cpu_s / wall_s if wall_s > 0 else 0.0
 
 
 def _keep(result: Measurement, timed: _Timed, disturbed: bool) -> None:
@@ -244,6 +262,7 @@ class _Run:
             first = number % 2 == 0
             blocks.insert(0 if first else len(blocks), ("R", 0 if first else 1))
         blocks_done: dict[tuple[str, int], _Block] = {}
+        taken_s, wall_s = dict.fromkeys("ABR", 0.0), dict.fromkeys("ABR", 0.0)
         begin = before = self._sample([*self._pids, os.getpid()])
         for letter, half in blocks:
             arm = self._by_letter[letter]
@@ -251,6 +270,10 @@ class _Run:
             blocks_done[letter, half] = self._block(arm, halves[half], number, half)
             after = self._sample([*self._pids, os.getpid()])
             self._note_idle(letter, before, after)
+            wall = after.at_s - before.at_s
+            taken_s[letter] += wall * foreign_cores(before, after, os.getpid())
+            taken_s[letter] += self._used_by_others(letter, before, after)
+            wall_s[letter] += wall
             before = after
         log = {place: block.log_s_per_token for place, block in blocks_done.items()}
         ar = next((half for letter, half in blocks if letter == "R"), None)
@@ -260,6 +283,7 @@ class _Run:
             ar_over_a=None if ar is None else log["R", ar] - log["A", ar],
             ar_over_b=None if ar is None else log["R", ar] - log["B", ar],
             foreign_cores=foreign_cores(begin, before, os.getpid()),
+            taken_cores=_cores(taken_s["A"], wall_s["A"]) - _cores(taken_s["B"], wall_s["B"]),
             disturbed=False,
         )
         outputs: dict[str, list[Generation]] = {letter: [] for letter in "ABR"}
@@ -364,6 +388,11 @@ class _Run:
         if len(taken) < count:
             raise CheckFailed("The prompts ran out before the measurement was complete.")
         return taken
+
+    def _used_by_others(self, busy: str, before: CpuSample, after: CpuSample) -> float:
+        """Return the CPU seconds of the systems that were not to work between two samples."""
+        others = [arm.pid for letter, arm in self._by_letter.items() if letter != busy]
+        return sum(after.trees_s[pid] - before.trees_s[pid] for pid in others if pid is not None)
 
     def _note_idle(self, busy: str, before: CpuSample, after: CpuSample) -> None:
         for letter, arm in self._by_letter.items():

@@ -6,6 +6,10 @@ paper, "controller"). Noise is the standard error of the mean of stock against s
 same design. The 1 % floor, not the 95 %, is what protects a round with many candidates: forty null
 candidates at 1 % per-pair deviation pass "bound above zero" with probability 0.87 and this rule
 with less than 0.0003. Nobody should lower it because the noise happens to be small.
+
+A slower stock looks like a faster candidate. What other processes, and the candidate itself while
+it idles, computed during A's blocks beyond what was computed during B's could have slowed A by
+that share; as far as it is no chance (its own lower bound), the gain must exceed that too.
 """
 
 from collections.abc import Sequence
@@ -20,7 +24,7 @@ from specpilot.harness.controller.statistics import (
     upper_bound,
 )
 
-__all__ = ["DIVERGED_FLOOR", "FLOOR", "Decision", "decide", "hopeless", "threshold"]
+__all__ = ["DIVERGED_FLOOR", "FLOOR", "Decision", "bias", "decide", "hopeless", "threshold"]
 
 FLOOR = 0.01
 DIVERGED_FLOOR = 0.03
@@ -47,6 +51,21 @@ def threshold(noise: float, diverged: bool) -> float:
     return max(DIVERGED_FLOOR, plain) if diverged else plain
 
 
+MOST_TAKEN = 0.9
+"""Cores; beyond it the share of A's time that may have been taken has no useful bound."""
+
+
+def bias(taken_cores: Sequence[float], critical: float) -> float:
+    """Return the gain, as a fraction, that CPU time taken from A but not from B may explain.
+
+    ``taken_cores`` are, by cycle, cores that others used during A's blocks less those during B's.
+    A core-second taken delays A by a second at most, so a share c of them explains c / (1 - c).
+    """
+    est = estimate(taken_cores)
+    share = min(max(0.0, est.mean - critical * est.se), MOST_TAKEN)
+    return share / (1.0 - share)
+
+
 def hopeless(log_ratios: Sequence[float], noise: float, *, diverged: bool) -> Decision | None:
     """Return a rejection if even the upper bound is under the threshold, else None.
 
@@ -65,19 +84,27 @@ def hopeless(log_ratios: Sequence[float], noise: float, *, diverged: bool) -> De
 
 
 def decide(
-    log_ratios: Sequence[float], looks: tuple[int, ...], noise: float, *, diverged: bool
+    log_ratios: Sequence[float],
+    looks: tuple[int, ...],
+    noise: float,
+    *,
+    diverged: bool,
+    taken_cores: Sequence[float] = (),
 ) -> Decision:
     """Apply the rule at the look that ``len(log_ratios)`` is, which must be one of ``looks``.
 
     ``noise`` is the standard error of the stock-against-stock mean log-ratio for the cycles of the
-    last look.
+    last look. ``taken_cores``: see ``bias``; empty where CPU time was not watched.
     """
     look = looks.index(len(log_ratios))
     last = look == len(looks) - 1
     est = estimate(log_ratios)
     lower = lower_bound(est, critical_values(looks)[look])
-    needed = threshold(noise, diverged)
+    explained = bias(taken_cores, critical_values((est.n,))[0]) if taken_cores else 0.0
+    needed = threshold(noise, diverged) + explained
     found = f"gain {est.gain:+.1%}, lower bound {lower:+.1%}, needed {needed:.1%}"
+    if explained >= 0.001:
+        found += f", {explained:.1%} of it for CPU time that others took from the compared system"
     if diverged:
         found += " (outputs diverge from the compared system's)"
     outcome: Outcome

@@ -249,6 +249,42 @@ def test_a_system_that_computes_while_the_other_is_timed_fails(machine: VirtualM
     assert caught.value.kind == FailureKind.BUSY_WHILE_IDLE
 
 
+class Thief:
+    """Another process, or the candidate (pid 77), that computes while the stock is timed only."""
+
+    def __init__(self, machine: VirtualMachine, stock: Recording, cores: float, inside: bool):
+        self.machine, self.stock, self.cores, self.inside = machine, stock, cores, inside
+        self.used, self.last, self.served = 0.0, machine.now_s, 0
+
+    def sample(self, roots: Sequence[int]) -> CpuSample:
+        wall, self.last = self.machine.now_s - self.last, self.machine.now_s
+        if len(self.stock.prompts) > self.served:
+            self.used += self.cores * wall
+        self.served = len(self.stock.prompts)
+        own = self.used if self.inside else 0.0
+        return CpuSample(self.last, self.used, dict.fromkeys(roots, own) | {76: 0.0})
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(("cores", "outcome"), [(0.0, "promote"), (0.15, "reject")])
+def test_a_gain_that_stolen_cpu_time_may_explain_is_not_promoted(
+    machine: VirtualMachine, inside: bool, cores: float, outcome: str
+) -> None:
+    stock = Recording(machine, seconds_per_token=0.01 / 0.85)
+    thief = Thief(machine, stock, cores, inside)
+    result = measure(
+        Arm("stock", stock, pid=76),
+        Arm("candidate", Recording(machine), pid=77),
+        DESIGN,
+        fresh_prompts(1),
+        WARMUP,
+        noise=0.001,
+        vocab_size=VOCAB,
+        sample=thief.sample,
+    )
+    assert result.decision is not None and result.decision.outcome == outcome
+
+
 def test_prompts_that_run_out_fail_the_check(machine: VirtualMachine) -> None:
     with pytest.raises(CheckFailed, match="ran out"):
         run(Recording(machine), Recording(machine), prompts=itertools.islice(fresh_prompts(1), 7))

@@ -7,7 +7,7 @@ import pytest
 
 from specpilot.errors import InvalidInput
 from specpilot.harness.controller.design import Design
-from specpilot.harness.controller.promotion import decide, hopeless, threshold
+from specpilot.harness.controller.promotion import bias, decide, hopeless, threshold
 from specpilot.harness.controller.simulation import simulate_decision
 from specpilot.harness.controller.statistics import (
     critical_values,
@@ -88,6 +88,20 @@ def test_threshold_of_diverging_outputs_is_three_percent_or_more() -> None:
 
 def test_a_clear_gain_is_promoted_at_the_first_look() -> None:
     assert decide([0.2] * 5 + [0.21], (6, 12), 0.001, diverged=False).outcome == "promote"
+
+
+def test_cpu_time_that_was_taken_from_both_by_chance_costs_nothing() -> None:
+    ratios, chance = [0.02, 0.0201] * 4, [0.1, -0.12, 0.05, -0.02] * 2
+    assert bias(chance, 1.9) == 0.0
+    assert decide(ratios, (8,), 0.0001, diverged=False, taken_cores=chance).outcome == "promote"
+
+
+def test_cpu_time_that_was_taken_from_one_must_be_exceeded() -> None:
+    ratios, taken = [0.10, 0.101] * 4, [0.09, 0.11] * 4
+    assert bias(taken, 1.9) == pytest.approx(0.1 / 0.9, abs=0.01)
+    decision = decide(ratios, (8,), 0.0001, diverged=False, taken_cores=taken)
+    assert decision.outcome == "reject" and "others took" in decision.reason
+    assert bias([3.0, 3.1], 1.9) == pytest.approx(9.0)
 
 
 def test_an_unclear_gain_waits_for_the_second_look() -> None:
