@@ -4,15 +4,12 @@ A trace holds a lattice at every position of a text that the target itself chose
 keyed noise), so a policy can be followed wherever its own acceptances lead. Lattices recorded only
 where some other policy happened to land would favour that policy (vLLM pull request 42910). A
 block drafter's lattice depends on the text before it alone, so replay gives exactly the tokens per
-pass that the engine would.
+pass that the engine would. Traces on disk, and replay by request with intervals, are
+``harness.cost_model``'s.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 
 from specpilot.errors import InvalidInput
 from specpilot.mechanisms.trees.acceptance import greedy
@@ -21,7 +18,7 @@ from specpilot.mechanisms.trees.lattice import Lattice
 from specpilot.mechanisms.trees.policies import Policy
 from specpilot.mechanisms.trees.tree import Tree
 
-__all__ = ["Replay", "Trace", "load", "oracle", "replay", "save"]
+__all__ = ["Replay", "Trace", "oracle", "replay"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,39 +113,3 @@ def oracle(traces: Iterable[Trace]) -> Replay:
         return count
 
     return _follow(traces, accepted)
-
-
-def save(path: Path, traces: Sequence[Trace]) -> None:
-    """Write traces as one ``.npz``, log-probs in fp32."""
-    arrays: dict[str, np.ndarray] = {}
-    for i, trace in enumerate(traces):
-        arrays[f"{i}.text"] = np.array(trace.tokens, dtype=np.int32)
-        arrays[f"{i}.tokens"] = np.stack([x.tokens for x in trace.lattices]).astype(np.int32)
-        arrays[f"{i}.first"] = np.stack([x.first for x in trace.lattices]).astype(np.float32)
-        arrays[f"{i}.edges"] = np.stack([x.edges for x in trace.lattices]).astype(np.float32)
-    arrays["about"] = np.array(json.dumps({"format": "specpilot-trace-1", "traces": len(traces)}))
-    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
-
-
-def load(path: Path, vocab_size: int) -> tuple[Trace, ...]:
-    """Read what ``save`` wrote and check it as new lattices are. Raises ``InvalidInput``."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            about = json.loads(str(file["about"]))
-            if about.get("format") != "specpilot-trace-1":
-                raise InvalidInput(f"{path} is no trace file: format {about.get('format')!r}.")
-            return tuple(_one(file, i, vocab_size) for i in range(int(about["traces"])))
-    except (OSError, KeyError, ValueError) as error:
-        raise InvalidInput(f"{path} is no readable trace file: {error}.") from error
-
-
-def _one(file: "np.lib.npyio.NpzFile", i: int, vocab_size: int) -> Trace:
-    ids, first, edges = file[f"{i}.tokens"], file[f"{i}.first"], file[f"{i}.edges"]
-    lattices = []
-    for t in range(len(ids)):
-        if edges.shape[2] == 1:
-            rows = np.concatenate((first[t][None], edges[t][:, 0]))
-            lattices.append(Lattice.marginal(ids[t], rows, vocab_size))
-        else:
-            lattices.append(Lattice.pairwise(ids[t], first[t], edges[t], vocab_size))
-    return Trace(tuple(file[f"{i}.text"].tolist()), tuple(lattices))

@@ -1,8 +1,5 @@
 """Calibration learns from past cycles alone; replay gives what the policy would have accepted."""
 
-from functools import partial
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,7 +8,7 @@ from specpilot.mechanisms.trees import policies
 from specpilot.mechanisms.trees.acceptance import greedy
 from specpilot.mechanisms.trees.calibration import Calibration
 from specpilot.mechanisms.trees.lattice import Lattice
-from specpilot.mechanisms.trees.replay import Trace, load, oracle, replay, save
+from specpilot.mechanisms.trees.replay import Trace, oracle, replay
 
 VOCAB = 50
 
@@ -110,26 +107,7 @@ def test_replay_never_emits_past_the_end() -> None:
     assert oracle([Trace(text, tuple(sure))]).passes == (1,)
 
 
-@pytest.mark.parametrize("pairwise", [True, False])
-def test_traces_survive_saving(tmp_path: Path, random_lattice, pairwise: bool) -> None:
-    make = partial(random_lattice, depth=3, width=4, pairwise=pairwise)
-    traces = [Trace(tuple(range(n + 1)), tuple(make(seed) for seed in range(n))) for n in (1, 5)]
-    save(tmp_path / "traces.npz", traces)
-    back = load(tmp_path / "traces.npz", VOCAB)
-    assert [t.tokens for t in back] == [t.tokens for t in traces]
-    for a, b in zip(traces[1].lattices, back[1].lattices, strict=True):
-        assert np.array_equal(a.tokens, b.tokens)
-        assert a.edges.shape == b.edges.shape
-        assert np.allclose(a.edges, b.edges, atol=1e-6)
-        assert policies.best_first(a, 0, 16).parent == policies.best_first(b, 0, 16).parent
-
-
-def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
-    (tmp_path / "x.npz").write_bytes(b"no")
-    with pytest.raises(InvalidInput, match="no readable trace file"):
-        load(tmp_path / "x.npz", VOCAB)
-    with pytest.raises(InvalidInput, match="no readable trace file"):
-        load(tmp_path / "missing.npz", VOCAB)
+def test_a_trace_has_a_lattice_after_each_token_but_the_last() -> None:
     with pytest.raises(InvalidInput, match="lattice after each"):
         Trace((1, 2, 3), ())
 
