@@ -1,4 +1,4 @@
-"""The command line: serve, call, run, bench, memory, ledger, report, controller, init, doctor.
+"""The command line: serve, call, run, bench, memory, ledger, w12, report, controller, init.
 
 Parses, calls one function of a part, prints. Heavy imports happen inside the commands.
 """

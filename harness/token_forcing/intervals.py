@@ -54,8 +54,8 @@ def zero_bound(
 
     Where the assumption fails the bound may too: an excess d packed into requests that mismatch
     in a share c of their tokens shows in none of G requests with probability (1 - d/c)^G. For
-    d = 0.5 points and c = 20 % that is 0.30 of 48 requests and 0.002 of 240, which is why finals
-    on GPUs take 240; and such requests hold large-margin events, of which the event rule needs 8.
+    d = 0.5 points and c = 20 % that is 0.30 of 48 requests and 0.002 of 240; and such requests
+    hold large-margin events, of which the event rule needs 8.
     """
     share = -np.expm1(np.log1p(-level) / requests)
     return float(share * max(affected_rate, 1.0 / tokens_per_request))

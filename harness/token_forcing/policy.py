@@ -18,8 +18,7 @@ class Policy:
     ``rate_limit``: allowed mismatch rate above stock. ``rate_level``: nominal one-sided level of
     its bound (0.975 covers about 95 %). ``affected_rate``: see ``zero_bound``. ``event_level``:
     of the unexplained events after the audit. ``stock_rate_limit``: a stock arm that mismatches
-    its own scorer more often voids the audit. ``minimum_requests``: 30 at least; finals on GPUs
-    take 240.
+    its own scorer more often voids the audit. ``minimum_requests``: 30 at least.
     """
 
     rate_limit: float = 0.005
