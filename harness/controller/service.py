@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 import specpilot
-from specpilot.errors import CheckFailed, Conflict, InvalidInput, NotFound
+from specpilot.errors import CheckFailed, Conflict, InvalidInput, NotFound, Unsupported
 from specpilot.harness import patches
 from specpilot.harness.controller import protocol as p
 from specpilot.harness.controller.design import default_design
@@ -142,6 +142,12 @@ class Service:
         deployment = registry.load(ask.deployment)
         if problems := check_health(deployment).problems:
             raise InvalidInput(f"{deployment.id} cannot be measured: {problems[0]}")
+        if deployment.regime.temperature > 0:
+            raise Unsupported(
+                f"{deployment.id} samples at temperature {deployment.regime.temperature:g}; rounds "
+                "audit greedy text only.",
+                hint="Register it at temperature 0; token_forcing.equivalence tests sampled text.",
+            )
         round_id = self.rounds.new_id()
         size = default_design(deployment, "final", 0).prompts_needed
         sealed = prompt_book(deployment, self.lab.secret, round_id).commit(SEALED_SETS, size)

@@ -27,6 +27,7 @@ from specpilot.harness.controller.client import ControllerClient, ensure_running
 from specpilot.harness.controller.isolation import Tier
 from specpilot.harness.controller.paths import socket_path
 from specpilot.harness.controller.service import Server, Service
+from specpilot.harness.deployments import registry
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +293,14 @@ def test_a_client_that_saw_a_later_head_notices_a_ledger_that_went_back(controll
         client.head = p.HeadBody(seq=seen.seq, hash="0" * 64)
         with pytest.raises(CheckFailed, match="replaced"):
             client.hello()
+
+
+def test_a_round_on_sampled_text_is_refused_before_it_costs_anything(controller: Any) -> None:
+    definition = json.loads((controller.service.home / "deployments" / "quick.json").read_text())
+    definition["regime"]["temperature"] = 0.7
+    registry.add(definition | {"id": "sampled"})
+    with pytest.raises(Unsupported, match="temperature 0.7"):
+        replace(controller, deployment="sampled").open()
 
 
 def test_an_empty_ledger_has_no_head_to_replace(specpilot_home: Path) -> None:
