@@ -38,10 +38,10 @@ def final(seq: int, uses: list[dict[str, Any]]) -> FinalView:
     )  # fmt: skip
 
 
-def round_of(trials: list[TrialView], last: FinalView) -> RoundView:
+def round_of(trials: list[TrialView], last: FinalView, deployment: str = "pico") -> RoundView:
     return RoundView.model_validate(
         {
-            "round": "r1", "deployment": "mock", "state": "closed", "best": [], "best_folders": [],
+            "round": "r1", "deployment": deployment, "state": "closed", "best": [], "best_folders": [],
             "best_trial": None, "trials": trials, "final": last, "sealed_left": 2,
             "noise_percent": 0.1, "next": "", "receipt": receipt(0, "round_open"),
         }
@@ -80,3 +80,8 @@ def test_a_gain_over_the_best_is_not_credited_to_what_the_best_had(memory: Path)
 def test_a_patch_without_mechanisms_does_not_stop_the_others(memory: Path) -> None:
     written = learning.learn(round_of([trial(1, []), trial(3, [TREE])], final(2, [])))
     assert written.proposed == ("best-first-tree",)
+
+
+def test_a_round_on_made_up_speeds_teaches_nothing(memory: Path) -> None:
+    written = learning.learn(round_of([trial(1, [TREE])], final(2, [TREE]), "mock"))
+    assert (written.revised, written.proposed) == ((), ())

@@ -106,6 +106,10 @@ def test_a_forged_receipt_or_one_of_another_kind_is_refused() -> None:
     assert not matches(evidence(), ReceiptReply(genuine=True, deployment="pico", view=None))
 
 
+def test_the_mock_engine_vouches_for_nothing() -> None:
+    assert not matches(evidence(engine="mock"), reply(engine="mock"))
+
+
 def test_a_transfers_gain_is_compared_too() -> None:
     gain = {"metric": "speedup_over_stock", "value": 1.25, "unit": "x", "low": 1.2,
             "high": 1.25 * 1.25 / 1.2, "confidence": 0.9}  # fmt: skip
