@@ -36,6 +36,7 @@ from specpilot.harness.controller.models import stamp
 from specpilot.harness.controller.paths import short_path
 from specpilot.harness.controller.rounds import SEALED_SETS, Rounds
 from specpilot.harness.controller.snapshots import Snapshots
+from specpilot.harness.controller.stock import check_stock
 from specpilot.harness.controller.telemetry import descendants
 from specpilot.harness.controller.views import (
     audit_view,
@@ -142,6 +143,7 @@ class Service:
         deployment = registry.load(ask.deployment)
         if problems := check_health(deployment).problems:
             raise InvalidInput(f"{deployment.id} cannot be measured: {problems[0]}")
+        check_stock(deployment)
         if deployment.regime.temperature > 0:
             raise Unsupported(
                 f"{deployment.id} samples at temperature {deployment.regime.temperature:g}; rounds "

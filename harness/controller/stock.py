@@ -11,16 +11,46 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from specpilot.errors import InvalidInput
 from specpilot.harness.controller.measure import Arm, Cancelled, Prompt
 from specpilot.harness.controller.sanity import check_generation
 from specpilot.harness.deployments.health import read_config
 from specpilot.harness.engines.client import SamplingParams
 from specpilot.types import Deployment
 
-__all__ = ["BLOCKS", "PROMPTS", "blocks_to_try", "choose", "time_blocks", "with_block"]
+__all__ = [
+    "BLOCKS",
+    "PROMPTS",
+    "blocks_to_try",
+    "check_stock",
+    "choose",
+    "time_blocks",
+    "with_block",
+]
 
 BLOCKS = (4, 8, 16)
 PROMPTS = 12
+
+
+PLAIN = {"speculation": "chain", "weights": "plain", "selector": False}
+
+
+def check_stock(deployment: Deployment) -> None:
+    """Raise ``InvalidInput`` unless stock is one that a gain may be measured against.
+
+    On the reference engine that is the chain, wherever there is a drafter, without mechanisms:
+    against plain decoding or packed weights, whatever undoes them would be a gain.
+    """
+    if deployment.engine != "reference" or deployment.drafter is None:
+        return
+    settings = {**PLAIN, "speculation": "none", **deployment.launch, **deployment.stock}
+    for name, plain in PLAIN.items():
+        if settings[name] != plain:
+            raise InvalidInput(
+                f"{deployment.id} cannot be measured against: its {name} is {settings[name]!r}, "
+                f"stock's is {plain!r}.",
+                hint="Register it with the greedy chain as stock; mechanisms belong into patches.",
+            )
 
 
 def blocks_to_try(deployment: Deployment) -> tuple[int, ...]:

@@ -1,14 +1,18 @@
 """Stock is the best of the usual chains, so that a block length is never a gain."""
 
+import json
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from specpilot.errors import SpecPilotError
+from specpilot.errors import InvalidInput, SpecPilotError
 from specpilot.harness.controller import stock
 from specpilot.harness.controller.measure import Arm
 from specpilot.harness.deployments import registry
+from specpilot.harness.deployments.schema import to_json
 from specpilot.harness.engines.client import Generation
 
 
@@ -74,9 +78,23 @@ def test_only_the_reference_engines_chain_is_chosen() -> None:
     assert stock.blocks_to_try(registry.load("pico")) == (4, 8, 16)
 
 
-def test_a_short_drafter_bounds_the_blocks(tmp_path: Path) -> None:
-    from dataclasses import replace
+def test_a_round_is_opened_against_the_plain_chain_only(controller: Any) -> None:
+    pico = json.loads(to_json(registry.load("pico")))
+    slow = (
+        {"stock": {"speculation": "none"}},
+        {"stock": {}},
+        {"stock": pico["stock"] | {"weights": "w12"}},
+        {"launch": {"weights": "w12"}},
+    )
+    for number, change in enumerate(slow):
+        registry.add(pico | {"id": f"slow-{number}"} | change)
+        with pytest.raises(InvalidInput, match="cannot be measured against"):
+            replace(controller, deployment=f"slow-{number}").open()
+    stock.check_stock(registry.load("pico"))
+    stock.check_stock(registry.load("mock"))
 
+
+def test_a_short_drafter_bounds_the_blocks(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"block_size": 8}')
     short = replace(registry.load("pico"), drafter=str(tmp_path))
     assert stock.blocks_to_try(short) == (4, 8)

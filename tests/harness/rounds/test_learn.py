@@ -41,7 +41,8 @@ def final(seq: int, uses: list[dict[str, Any]]) -> FinalView:
 def round_of(trials: list[TrialView], last: FinalView, deployment: str = "pico") -> RoundView:
     return RoundView.model_validate(
         {
-            "round": "r1", "deployment": deployment, "state": "closed", "best": [], "best_folders": [],
+            "round": "r1", "deployment": deployment, "state": "closed",
+            "best": [], "best_folders": [],
             "best_trial": None, "trials": trials, "final": last, "sealed_left": 2,
             "noise_percent": 0.1, "next": "", "receipt": receipt(0, "round_open"),
         }
