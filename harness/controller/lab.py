@@ -407,9 +407,14 @@ class Work:
         failure: ArmFailure | InsaneOutput,
         arm: str = CANDIDATE,
     ) -> Record:
-        """Record that the candidate failed; a failure of another system is nobody's result."""
+        """Record that the candidate failed.
+
+        A failure of another system is nobody's result, nor is that of a system which a cancel ended
+        or whose model files were changed.
+        """
         if failure.arm != arm:
             raise failure
+        self._check_counts()
         which = str(failure.kind) if isinstance(failure, InsaneOutput) else "engine_failure"
         body = {"verdict": "failed", "failure": which, "reason": str(failure)}
         return self._lab.ledger.append(kind, {**common, **body})

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,20 @@ def test_a_cancelled_trial_promotes_nothing_and_leaves_nothing(
     assert controller.status(round_id).best == []
     last = [r for r in controller.service.ledger.records("aborted") if r.body["job"] == job]
     assert len(last) == 1
+
+
+def test_a_candidate_that_a_cancel_ended_is_not_recorded_as_failed(
+    controller: Any, tmp_path: Path
+) -> None:
+    round_id = controller.open()
+    job = controller.start_trial(round_id, sleeping_patch(tmp_path))
+    kinds: set[str] = set()
+    while "calibration" not in kinds:  # what the round's first trial does before its systems start
+        time.sleep(0.1)
+        kinds = {r.kind for r in controller.service.ledger.records() if r.body.get("job") == job}
+    time.sleep(1.0)
+    assert controller.service.job_cancel(p.JobCancel(job=job)).state == "cancelled"
+    assert controller.status(round_id).trials == []
 
 
 def test_a_server_that_never_gets_healthy_fails_its_trial(finished: dict[str, Any]) -> None:
