@@ -63,7 +63,8 @@ class ArmFailure(EngineFailure):
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One system under test. ``pid`` is the root of its process tree, None in simulations."""
+    """One system under test. ``pid`` is the root of its process tree, under which its orphans are
+    adopted; None in simulations."""
 
     name: str
     engine: Engine

@@ -56,7 +56,7 @@ class Running:
 
     @property
     def arm(self) -> Arm:
-        return Arm(self.spec.name, self.client, self.process.pid)
+        return Arm(self.spec.name, self.client, self.process.root_pid)
 
 
 class Starter:

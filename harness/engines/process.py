@@ -115,6 +115,11 @@ class ServerProcess:
         """Whether the server process runs."""
         return self._keeper is not None and self._keeper.poll() is None and self.exit_status is None
 
+    @property
+    def root_pid(self) -> int | None:
+        """The keeper's pid: every descendant of the server is below it, orphans included."""
+        return None if self._keeper is None else self._keeper.pid
+
     def wait_healthy(self, deadline_s: float) -> None:
         """Wait until the server answers and has proved to be ours.
 

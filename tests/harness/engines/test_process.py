@@ -16,6 +16,7 @@ import pytest
 
 from specpilot.errors import Conflict, EngineFailure
 from specpilot.harness.deployments import registry
+from specpilot.harness.engines import keeper
 from specpilot.harness.engines.client import EngineClient, SamplingParams
 from specpilot.harness.engines.launch import LaunchSpec, clean_env, launch_spec
 from specpilot.harness.engines.process import ServerProcess, free_port
@@ -229,6 +230,15 @@ def test_children_orphans_and_the_deaf_are_ended(tmp_path: Path) -> None:
     assert 2.5 < time.monotonic() - started < 8
     assert all(gone(pid) for pid in (server.pid, *pids))
     assert server.exit_status == -signal.SIGKILL
+
+
+def test_orphans_of_a_server_are_below_the_root_that_is_watched(tmp_path: Path) -> None:
+    with ServerProcess(script(tmp_path, STUBBORN)) as server:
+        server.wait_healthy(20)
+        orphan = int((tmp_path / "orphan").read_text())
+        assert server.pid is not None and server.root_pid is not None
+        assert orphan not in keeper.descendants(server.pid)
+        assert {server.pid, orphan} <= set(keeper.descendants(server.root_pid))
 
 
 def test_a_server_that_kills_its_keeper_gains_nothing(tmp_path: Path) -> None:
