@@ -52,9 +52,9 @@ class Design:
     and arrivals; only its commitment is written down before the measurement.
 
     A cycle is repeated with fresh prompts if other processes used more than ``max_foreign_cores``
-    of CPU on average while it ran (or the GPU was disturbed), at most ``max_repeats`` times in
-    all; later disturbed cycles are kept and marked. ``max_idle_cores`` bounds what a system may
-    use while the other one is being timed.
+    of CPU on average while it ran, at most ``max_repeats`` times in all; later disturbed cycles
+    are kept and marked. ``max_idle_cores`` bounds what a system may use while the other one is
+    being timed.
     """
 
     looks: tuple[int, ...]

@@ -1,18 +1,16 @@
-"""What else the machine was doing while a cycle was timed: CPU by process tree, GPU by driver.
+"""What else the machine was doing while a cycle was timed: CPU time by process tree.
 
-Read from ``/proc`` and ``nvidia-smi``, never from a system under test. Sampling takes a few
-milliseconds and happens between timed blocks.
+Read from ``/proc``, never from a system under test. Sampling takes a few milliseconds and happens
+between timed blocks. GPUs are not watched.
 """
 
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CpuSample", "GpuSample", "descendants", "foreign_cores", "sample_cpu", "sample_gpus"]
+__all__ = ["CpuSample", "descendants", "foreign_cores", "sample_cpu"]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _BUSY_FIELDS = (1, 2, 3, 6, 7)  # user, nice, system, irq, softirq of /proc/stat's first line
@@ -25,18 +23,6 @@ class CpuSample:
     at_s: float
     busy_s: float
     trees_s: dict[int, float]
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSample:
-    """One GPU's state: SM clock in MHz, temperature in °C, power in W, pids that compute on it."""
-
-    uuid: str
-    name: str
-    sm_clock_mhz: float
-    temperature_c: float
-    power_w: float
-    pids: tuple[int, ...]
 
 
 def _stats() -> dict[int, tuple[int, float]]:
@@ -94,37 +80,3 @@ def foreign_cores(before: CpuSample, after: CpuSample, own: int) -> float:
     wall = after.at_s - before.at_s
     mine = after.trees_s[own] - before.trees_s[own]
     return max(0.0, after.busy_s - before.busy_s - mine) / wall if wall > 0 else 0.0
-
-
-def sample_gpus() -> tuple[GpuSample, ...]:
-    """Ask the driver about every GPU. Empty where there is no ``nvidia-smi``."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    pids: dict[str, list[int]] = {}
-    for uuid, pid in _query(program, "--query-compute-apps=gpu_uuid,pid"):
-        pids.setdefault(uuid, []).append(int(pid))
-    rows = _query(program, "--query-gpu=uuid,name,clocks.sm,temperature.gpu,power.draw")
-    return tuple(
-        GpuSample(
-            uuid, name, _number(clock), _number(heat), _number(power), tuple(pids.get(uuid, ()))
-        )
-        for uuid, name, clock, heat, power in rows
-    )
-
-
-def _query(program: str, query: str) -> list[list[str]]:
-    text = subprocess.run(
-        [program, query, "--format=csv,noheader,nounits"],
-        capture_output=True, text=True, timeout=20, check=True,
-    ).stdout  # fmt: skip
-    return [
-        [cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()
-    ]
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:  # "[N/A]" on devices without the sensor
-        return float("nan")
