@@ -18,6 +18,8 @@ from specpilot.types import Deployment
 __all__ = ["Design", "Load", "Phase", "default_design"]
 
 Phase = Literal["trial", "final"]
+SERVING_CORES = 0.5
+"""What a system may use beside the threads that its deployment gives it: HTTP, logging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Design:
     A cycle is repeated with fresh prompts if other processes used more than ``max_foreign_cores``
     of CPU on average while it ran, at most ``max_repeats`` times in all; later disturbed cycles
     are kept and marked. ``max_idle_cores`` bounds what a system may use while the other one is
-    being timed.
+    being timed, ``max_busy_cores`` what B may use while it is timed itself (None: all there are).
     """
 
     looks: tuple[int, ...]
@@ -67,6 +69,7 @@ class Design:
     max_foreign_cores: float = 0.25
     max_repeats: int = 3
     max_idle_cores: float = 0.2
+    max_busy_cores: float | None = None
     futility: tuple[int, ...] = ()
     floor_s_per_token: float = 0.0
     request_timeout_s: float = 120.0
@@ -152,6 +155,7 @@ def default_design(deployment: Deployment, phase: Phase, seed: int) -> Design:
         looks = {"trial": (10,), "final": (12,)}[phase]
         futility = {"trial": (4, 7), "final": ()}[phase]
         timeout = 60.0
+    threads = deployment.launch.get("threads")
     return Design(
         looks=looks,
         futility=futility,
@@ -160,5 +164,6 @@ def default_design(deployment: Deployment, phase: Phase, seed: int) -> Design:
         seed=seed,
         load=load,
         temperature=regime.temperature,
+        max_busy_cores=None if threads is None else float(threads) + SERVING_CORES,
         request_timeout_s=timeout,
     )

@@ -18,7 +18,12 @@ from typing import Protocol
 from specpilot.errors import CheckFailed, EngineFailure, SpecPilotError
 from specpilot.harness.controller.design import Design
 from specpilot.harness.controller.promotion import Decision, decide, hopeless
-from specpilot.harness.controller.sanity import check_answers, check_generation, check_idle
+from specpilot.harness.controller.sanity import (
+    check_answers,
+    check_busy,
+    check_generation,
+    check_idle,
+)
 from specpilot.harness.controller.telemetry import CpuSample, foreign_cores, sample_cpu
 from specpilot.harness.engines.client import Generation, SamplingParams
 
@@ -162,7 +167,7 @@ def measure(
         _keep(result, timed, disturbed)
         check_answers(result.b, result.a, arm=b.name)
         check_answers(result.a, result.b, arm=a.name)
-        run.check_idle_arms()
+        run.check_cores()
         done = len(result.cycles)
         progress("timing", done, design.cycles)
         if noise is not None:
@@ -246,6 +251,7 @@ class _Run:
         self._sample = sample
         self._pids = [arm.pid for arm in self.arms if arm.pid is not None]
         self._idle: dict[str, list[float]] = {letter: [0.0, 0.0] for letter in self._by_letter}
+        self._busy_b = [0.0, 0.0]
 
     @property
     def arms(self) -> list[Arm]:
@@ -270,7 +276,7 @@ class _Run:
             self._flush(arm)
             blocks_done[letter, half] = self._block(arm, halves[half], number, half)
             after = self._sample([*self._pids, os.getpid()])
-            self._note_idle(letter, before, after)
+            self._note_cores(letter, before, after)
             wall = after.at_s - before.at_s
             taken_s[letter] += wall * foreign_cores(before, after, os.getpid())
             taken_s[letter] += self._used_by_others(letter, before, after)
@@ -294,12 +300,17 @@ class _Run:
             seconds[letter] += blocks_done[letter, half].seconds
         return _Timed(cycle, outputs, seconds)
 
-    def check_idle_arms(self) -> None:
-        """Fail if an arm computed during the other arms' blocks, over all cycles so far."""
+    def check_cores(self) -> None:
+        """Fail if an arm computed during the other arms' blocks, or B beyond its threads in its
+        own, over all cycles so far."""
         for letter, (cpu, wall) in self._idle.items():
             if wall >= IDLE_FROM_S:
                 arm = self._by_letter[letter].name
                 check_idle(cpu, wall, arm=arm, max_cores=self._design.max_idle_cores)
+        cpu, wall = self._busy_b
+        if self._design.max_busy_cores is not None and wall >= IDLE_FROM_S:
+            arm = self._by_letter["B"].name
+            check_busy(cpu, wall, arm=arm, max_cores=self._design.max_busy_cores)
 
     def _block(self, arm: Arm, prompts: Sequence[Prompt], cycle: int, half: int) -> _Block:
         """Serve ``prompts`` under the design's load."""
@@ -395,8 +406,10 @@ class _Run:
         others = [arm.pid for letter, arm in self._by_letter.items() if letter != busy]
         return sum(after.trees_s[pid] - before.trees_s[pid] for pid in others if pid is not None)
 
-    def _note_idle(self, busy: str, before: CpuSample, after: CpuSample) -> None:
+    def _note_cores(self, busy: str, before: CpuSample, after: CpuSample) -> None:
         for letter, arm in self._by_letter.items():
-            if letter != busy and arm.pid is not None:
-                self._idle[letter][0] += after.trees_s[arm.pid] - before.trees_s[arm.pid]
-                self._idle[letter][1] += after.at_s - before.at_s
+            if arm.pid is None or (letter == busy != "B"):
+                continue
+            noted = self._busy_b if letter == busy else self._idle[letter]
+            noted[0] += after.trees_s[arm.pid] - before.trees_s[arm.pid]
+            noted[1] += after.at_s - before.at_s

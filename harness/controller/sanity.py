@@ -11,7 +11,14 @@ from enum import StrEnum
 from specpilot.errors import CheckFailed
 from specpilot.harness.engines.client import Generation
 
-__all__ = ["FailureKind", "InsaneOutput", "check_answers", "check_generation", "check_idle"]
+__all__ = [
+    "FailureKind",
+    "InsaneOutput",
+    "check_answers",
+    "check_busy",
+    "check_generation",
+    "check_idle",
+]
 
 
 class FailureKind(StrEnum):
@@ -25,6 +32,7 @@ class FailureKind(StrEnum):
     REPEATED_ANSWER = "repeated_answer"
     FASTER_THAN_FLOOR = "faster_than_floor"
     BUSY_WHILE_IDLE = "busy_while_idle"
+    TOO_MANY_CORES = "too_many_cores"
 
 
 class InsaneOutput(CheckFailed):
@@ -113,4 +121,15 @@ def check_idle(cpu_seconds: float, wall_seconds: float, *, arm: str, max_cores: 
             arm,
             f"it used {cpu_seconds:.2f} s of CPU in {wall_seconds:.2f} s in which only the other "
             f"system had work; {max_cores:.2f} cores are allowed.",
+        )
+
+
+def check_busy(cpu_seconds: float, wall_seconds: float, *, arm: str, max_cores: float) -> None:
+    """Raise if a system used more cores than its deployment gives: that is no gain of a patch."""
+    if wall_seconds > 0 and cpu_seconds / wall_seconds > max_cores:
+        raise InsaneOutput(
+            FailureKind.TOO_MANY_CORES,
+            arm,
+            f"it used {cpu_seconds:.2f} s of CPU in {wall_seconds:.2f} s of its own blocks; the "
+            f"deployment's threads allow {max_cores:.2f} cores.",
         )

@@ -39,7 +39,9 @@ def check_health(deployment: Deployment) -> Health:
 
 def _problems(deployment: Deployment) -> Iterator[str]:
     settings = {**deployment.launch, **deployment.stock}
-    settings.pop("threads", None)
+    threads = settings.pop("threads", 1)
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+        yield f"threads: {threads!r} is no whole number above 0."
     if deployment.engine in engine_settings.MODELS:
         known = engine_settings.known_settings(deployment.engine)
         models = {"target": deployment.target, "drafter": deployment.drafter or ""}

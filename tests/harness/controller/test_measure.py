@@ -249,6 +249,49 @@ def test_a_system_that_computes_while_the_other_is_timed_fails(machine: VirtualM
     assert caught.value.kind == FailureKind.BUSY_WHILE_IDLE
 
 
+@pytest.mark.parametrize(("cores", "fails"), [(1.2, False), (1.9, True)])
+def test_more_cores_than_the_deployment_gives_are_no_gain(
+    machine: VirtualMachine, cores: float, fails: bool
+) -> None:
+    candidate = Recording(machine)
+    used, last, served = 0.0, machine.now_s, 0
+
+    def sample(roots: Sequence[int]) -> CpuSample:
+        nonlocal used, last, served
+        if len(candidate.prompts) > served:
+            used += cores * (machine.now_s - last)
+        last, served = machine.now_s, len(candidate.prompts)
+        return CpuSample(last, used, dict.fromkeys(roots, used) | {76: 0.0})
+
+    def timed() -> Measurement:
+        return measure(
+            Arm("stock", Recording(machine, seconds_per_token=0.02), pid=76),
+            Arm("candidate", candidate, pid=77),
+            replace(DESIGN, max_busy_cores=1.5),
+            fresh_prompts(1),
+            WARMUP,
+            noise=0.001,
+            vocab_size=VOCAB,
+            sample=sample,
+        )
+
+    if not fails:
+        assert len(timed().cycles) == DESIGN.cycles
+        return
+    with pytest.raises(InsaneOutput) as caught:
+        timed()
+    assert (caught.value.kind, caught.value.arm) == (FailureKind.TOO_MANY_CORES, "candidate")
+
+
+def test_a_deployments_threads_bound_the_cores_of_a_candidate() -> None:
+    deployment = Deployment(
+        "d", "d", "reference", "/t", None, None, "cpu", "float32", Regime(), "w",
+        launch={"threads": 2},
+    )  # fmt: skip
+    assert default_design(deployment, "trial", 1).max_busy_cores == 2.5
+    assert default_design(replace(deployment, launch={}), "trial", 1).max_busy_cores is None
+
+
 class Thief:
     """Another process, or the candidate (pid 77), that computes while the stock is timed only."""
 

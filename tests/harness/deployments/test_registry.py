@@ -245,3 +245,10 @@ def test_a_deployment_cannot_bring_code_or_models_in_through_its_settings(
     edit(file, **{group: given | {name: 1 if name == "port" else str(folder)}})
     with pytest.raises(InvalidInput, match=f"{group} may not set '{name}'"):
         registry.add(file)
+
+
+@pytest.mark.parametrize("threads", ["two", 0, 1.5, True])
+def test_threads_are_a_whole_number_above_0(folder: Path, threads: object) -> None:
+    edit(folder / "deployment.json", launch={"threads": threads})
+    with pytest.raises(InvalidInput, match="threads"):
+        registry.add(folder / "deployment.json")
