@@ -103,13 +103,20 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value} %"
+
+
 def _how_measured(status: Mapping[str, Any], isolation: str) -> list[str]:
     final = status["final"]
     sealed = "sealed" if final["sealed"] else "NOT sealed"
+    patches = ", ".join(f"`{name}`" for name in final["patches"]) or "none (stock)"
+    where = f"on the {sealed} set `{final['set']}`, isolation {isolation}"
+    if final["requests"] is None:
+        return [f"Final patches: {patches}. Nothing was timed {where}."]
     return [
-        f"Final patches: {', '.join(f'`{name}`' for name in final['patches']) or 'none (stock)'}. "
-        f"{final['requests']} requests an arm on the {sealed} set `{final['set']}`, isolation "
-        f"{isolation}. Lower bound {final['lower_bound']} %, needed {final['threshold']} % "
+        f"Final patches: {patches}. {final['requests']} requests an arm {where}. "
+        f"Lower bound {_percent(final['lower_bound'])}, needed {_percent(final['threshold'])} "
         f"(A/A noise {_number(status['noise_percent'], 2)} %).",
         "",
         f"Token forcing: {_forcing(final['forcing'])}.",
@@ -143,7 +150,7 @@ def _trial(trial: Mapping[str, Any]) -> str:
     tau = trial["tokens_per_pass"].get("candidate")
     cells = (
         trial["trial"], " + ".join(trial["patches"]), trial["verdict"],
-        f"{trial['gain']} %", f"{trial['lower_bound']} %", f"{trial['threshold']} %",
+        _percent(trial["gain"]), _percent(trial["lower_bound"]), _percent(trial["threshold"]),
         _number(tau, 2), (trial["forcing"] or {}).get("status", "not run"),
     )  # fmt: skip
     return "| " + " | ".join(cells) + " |"
