@@ -131,6 +131,7 @@ class Work:
         first, because the best of several measurements is overstated; the second one counts.
         Then its timed tokens are audited against those of the current best.
         """
+        self._round.check_open(self._round.owner)  # a final may have run while this job waited
         best = [self._lab.snapshots.get(each) for each in self._round.best]
         systems = [
             self._system("best" if best else STOCK, best),

@@ -26,6 +26,7 @@ from specpilot.harness.controller import protocol as p
 from specpilot.harness.controller import systems
 from specpilot.harness.controller.client import ControllerClient, ensure_running
 from specpilot.harness.controller.isolation import Tier
+from specpilot.harness.controller.lab import Work
 from specpilot.harness.controller.paths import socket_path
 from specpilot.harness.controller.service import Server, Service
 from specpilot.harness.deployments import registry
@@ -316,6 +317,18 @@ def test_a_round_on_sampled_text_is_refused_before_it_costs_anything(controller:
     registry.add(definition | {"id": "sampled"})
     with pytest.raises(Unsupported, match="temperature 0"):
         replace(controller, deployment="sampled").open()
+
+
+def test_a_trial_that_waited_for_a_final_is_not_run(
+    specpilot_home: Path, quick_deployment: str
+) -> None:
+    service = Service(specpilot_home)
+    round_id = service.round_open(p.RoundOpen(deployment=quick_deployment, owner="me")).round
+    service.ledger.append("final", {"round": round_id})
+    work = Work(service.lab, service.rounds.get(round_id), "j1", threading.Event(), lambda *_: None)
+    with pytest.raises(Conflict, match="had its final"):
+        work.trial("t01", [])
+    service.close()
 
 
 def test_an_empty_ledger_has_no_head_to_replace(specpilot_home: Path) -> None:
