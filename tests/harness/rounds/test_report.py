@@ -17,7 +17,8 @@ MEASURED: dict[str, Any] = {
 }  # fmt: skip
 FAILED = MEASURED | {
     "verdict": "failed", "reason": "The final system failed.", "requests": None,
-    "lower_bound": None, "threshold": None, "tokens_per_s": {}, "tokens_per_pass": {}, "speedups": {},
+    "lower_bound": None, "threshold": None,
+    "tokens_per_s": {}, "tokens_per_pass": {}, "speedups": {},
 }  # fmt: skip
 TRIAL = {
     "trial": "t01", "patches": ["tree"], "verdict": "failed", "gain": None, "lower_bound": None,
