@@ -3,6 +3,7 @@
 Loads a deployment's models in this process, without a server. Imports torch when called.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,11 +46,13 @@ def _need_torch(deployment: Deployment) -> None:
             hint="Measure it through its server instead.",
         )
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError as error:
         raise Unsupported(
             "running an engine here needs torch.", hint="Install the extra: specpilot[engine]."
         ) from error
+    # As many threads as the deployment's servers get: see engines.launch.
+    torch.set_num_threads(int(deployment.launch.get("threads", len(os.sched_getaffinity(0)))))
 
 
 def reference_hooks() -> tuple[Hook, ...]:
@@ -212,6 +215,7 @@ def _engine(deployment: Deployment, settings: Mapping[str, Any]) -> Any:
         **deployment.launch,
         **settings,
     }
+    merged.pop("threads", None)
     return ReferenceEngine(engine_settings.check("reference", merged))  # type: ignore[arg-type]
 
 
