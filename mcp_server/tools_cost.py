@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 from specpilot.errors import InvalidInput
 from specpilot.harness.deployments import registry
 from specpilot.harness.rounds import work
+from specpilot.harness.rounds.ideas import ideas
 from specpilot.harness.rounds.knowledge import open_memory
 from specpilot.harness.rounds.situation import Situation
 from specpilot.mcp_server.tools_deployments import DeploymentId
@@ -83,11 +84,15 @@ class ReplayReply(BaseModel):
     note: str
 
 
-class PatchIdeaReply(BaseModel):
-    mechanism: str
+class UseReply(BaseModel):
+    id: str
     params: dict[str, Setting]
+
+
+class IdeaReply(BaseModel):
+    mechanisms: list[UseReply] = Field(description="as mechanism_apply takes them")
     predicted: float | None = Field(description="speedup over stock by the cost model")
-    entry: str
+    entries: list[str]
 
 
 class PlanStepReply(BaseModel):
@@ -112,7 +117,7 @@ class PlanStepReply(BaseModel):
 class PlanReply(BaseModel):
     steps: list[PlanStepReply]
     blocked: list[PlanStepReply]
-    patches: list[PatchIdeaReply] = Field(description="concrete things to try, best first")
+    patches: list[IdeaReply] = Field(description="single and stacked patches, best first")
     negatives: list[str]
     unknown_facts: list[str]
 
@@ -235,13 +240,12 @@ def plan_port(
         steps=[_step(step) for step in found.steps],
         blocked=[_step(step) for step in found.blocked],
         patches=[
-            PatchIdeaReply(
-                mechanism=idea.mechanism,
-                params=idea.params,
+            IdeaReply(
+                mechanisms=[UseReply(id=name, params=dict(params)) for name, params in idea.uses],
                 predicted=idea.predicted,
-                entry=idea.entry,
+                entries=list(idea.entries),
             )
-            for idea in found.patches
+            for idea in ideas(situation, found.patches)
         ],
         negatives=[f"{hit.id}: {hit.claim}" for hit in found.negatives],
         unknown_facts=list(found.unknown_facts),

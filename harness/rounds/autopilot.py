@@ -15,7 +15,7 @@ from specpilot.errors import EngineFailure, InvalidInput, SpecPilotError
 
 __all__ = ["Progress", "Round", "Tools", "drive"]
 
-MAX_TRIALS = 4
+MAX_TRIALS = 3
 WAIT_S = 20.0
 
 
@@ -93,7 +93,7 @@ async def drive(
 def choose(
     patches: Sequence[Mapping[str, Any]], stock: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """Pick what to measure: the tree of as many rows as stock first, then the best predicted.
+    """Pick what to measure, best predicted first, and one tree of as many rows as stock's block.
 
     Raises ``InvalidInput`` if the plan has nothing concrete to try.
     """
@@ -103,9 +103,16 @@ def choose(
             hint="Look at plan_port's blocked steps and mechanism_list's reasons.",
         )
     ranked = sorted(patches, key=lambda idea: -(idea["predicted"] or 0.0))
-    equal = [idea for idea in ranked if idea["params"].get("rows") == stock.get("block")]
-    chosen = equal[:1] + [idea for idea in ranked if idea not in equal[:1]]
-    return chosen[:MAX_TRIALS]
+    chosen = ranked[:MAX_TRIALS]
+    equal = [idea for idea in ranked if _rows(idea) == stock.get("block")]
+    if equal and not any(idea in equal for idea in chosen):
+        chosen[-1] = equal[0]
+    return chosen
+
+
+def _rows(idea: Mapping[str, Any]) -> int | None:
+    rows = (use["params"].get("rows") for use in idea["mechanisms"])
+    return next((each for each in rows if each is not None), None)
 
 
 async def _gap(tools: Tools, progress: Progress, deployment: str) -> dict[str, Any]:
@@ -138,7 +145,7 @@ async def _trials(
     made: dict[str, set[str]] = {}
     for number, idea in enumerate(ideas, start=1):
         name = _name(idea)
-        made[name] = {idea["mechanism"]}
+        made[name] = {use["id"] for use in idea["mechanisms"]}
         status = await tools.call("round_status", {"round": round_id})
         if any(name in trial["patches"] for trial in status["trials"]):
             continue
@@ -157,15 +164,14 @@ async def _trials(
 
 
 async def _patch(tools: Tools, round_id: str, name: str, idea: Mapping[str, Any]) -> None:
-    use = {"id": idea["mechanism"], "params": idea["params"]}
     try:
         await tools.call(
             "mechanism_apply",
             {
                 "round": round_id,
                 "patch": name,
-                "title": f"{idea['mechanism']} {json.dumps(idea['params'], sort_keys=True)}",
-                "mechanisms": [use],
+                "title": json.dumps(idea["mechanisms"], sort_keys=True)[:200],
+                "mechanisms": idea["mechanisms"],
             },
         )
     except SpecPilotError as error:
@@ -186,8 +192,13 @@ async def _job(tools: Tools, progress: Progress, started: Mapping[str, Any]) -> 
 
 
 def _name(idea: Mapping[str, Any]) -> str:
-    params = "-".join(f"{key[0]}{value}" for key, value in sorted(idea["params"].items()))
-    return f"{idea['mechanism']}-{params}".lower().replace("_", "-")[:64]
+    """``best-first-tree-b8-r12-and-pairwise-selector``: a switch that is on needs no value."""
+    parts = []
+    for use in idea["mechanisms"]:
+        params = sorted(use["params"].items())
+        values = [f"{key[0]}{value}" for key, value in params if value is not True]
+        parts.append("-".join([use["id"], *values]).lower().replace("_", "-"))
+    return "-and-".join(parts)[:64]
 
 
 def _sentence(described: Mapping[str, Any]) -> str:

@@ -105,7 +105,7 @@ def test_an_equal_candidate_is_not_promoted(controller: Any, finished: dict[str,
 def test_the_final_says_all_that_a_closing_table_needs(finished: dict[str, Any]) -> None:
     final = finished["final"].result
     assert final["verdict"] == "promoted", final["reason"]
-    assert final["requests"] == 48 and final["tokens"] == 48 * 56
+    assert final["requests"] == 64 and final["tokens"] == 64 * 56
     assert set(final["tokens_per_s"]) == set(final["tokens_per_pass"]) == {"ar", "stock", "final"}
     assert final["tokens_per_pass"]["ar"] == 1.0
     for ratio in final["speedups"].values():

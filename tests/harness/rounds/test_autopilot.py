@@ -17,8 +17,8 @@ def anyio_backend() -> str:
 
 
 def idea(rows: int, predicted: float | None) -> dict[str, Any]:
-    return {"mechanism": "best_first_tree", "params": {"rows": rows}, "predicted": predicted,
-            "entry": "best-first-tree"}  # fmt: skip
+    use = {"id": "best_first_tree", "params": {"rows": rows}}
+    return {"mechanisms": [use], "predicted": predicted, "entries": ["best-first-tree"]}
 
 
 IDEAS = [idea(32, 1.1), idea(16, 1.4), idea(24, 1.3), idea(8, 1.05), idea(12, 1.2), idea(64, 0.7)]
@@ -116,9 +116,24 @@ class Scripted:
         return {**done, "result": trial}
 
 
-def test_it_measures_equal_rows_and_the_best_predicted() -> None:
-    chosen = autopilot.choose(IDEAS, {"speculation": "chain", "block": 8})
-    assert [each["params"]["rows"] for each in chosen] == [8, 16, 24, 12]
+def rows(chosen: list[Mapping[str, Any]]) -> list[int]:
+    return [each["mechanisms"][0]["params"]["rows"] for each in chosen]
+
+
+def test_it_measures_the_best_predicted_and_a_tree_of_stocks_rows() -> None:
+    assert rows(autopilot.choose(IDEAS, {"speculation": "chain", "block": 8})) == [16, 24, 8]
+    assert rows(autopilot.choose(IDEAS, {"speculation": "chain", "block": 24})) == [16, 24, 12]
+
+
+async def test_a_stack_is_one_patch_of_two_mechanisms() -> None:
+    tools = Scripted(set())
+    stack = idea(16, 1.5)
+    stack["mechanisms"].append({"id": "pairwise_selector", "params": {"enabled": True}})
+    tools.plan_port = lambda deployment: {"patches": [*IDEAS, stack]}  # type: ignore[method-assign]
+    await autopilot.drive(tools, "pico", Screen())
+    made = [a for name, a in tools.calls if name == "mechanism_apply"]
+    assert made[0]["patch"] == "best-first-tree-r16-and-pairwise-selector"
+    assert [use["id"] for use in made[0]["mechanisms"]] == ["best_first_tree", "pairwise_selector"]
 
 
 def test_a_plan_with_nothing_to_try_is_an_error() -> None:
@@ -130,7 +145,7 @@ async def test_a_round_ends_with_one_final_and_what_was_learned() -> None:
     tools = Scripted({"best-first-tree-r16"})
     finished = await autopilot.drive(tools, "pico", Screen())
     started = [a["patches"] for name, a in tools.calls if name == "trial_start"]
-    assert started == [[f"best-first-tree-r{rows}"] for rows in (8, 16, 24, 12)]
+    assert started == [[f"best-first-tree-r{count}"] for count in (16, 24, 8)]
     assert [name for name, _ in tools.calls].count("final_start") == 1
     assert finished.learned == ["best-first-tree"]
     text = report.markdown({**vars(finished), "ceiling": None})
@@ -156,7 +171,7 @@ async def test_a_resumed_round_keeps_its_trials() -> None:
     assert "round_start" not in [name for name, _ in tools.calls]
     started = [a["patches"] for name, a in tools.calls if name == "trial_start"]
     assert ["best-first-tree-r8"] not in started
-    assert len(started) == 3
+    assert len(started) == 2
 
 
 async def test_resuming_a_round_of_another_deployment_is_refused() -> None:
