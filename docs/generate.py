@@ -64,6 +64,11 @@ def run_pico() -> str:
         tau = rows[f"run.pico.tokens_per_pass.{arm}"]["value"]
         name = {"ar": "AR"}.get(arm, arm)
         lines.append(f"| {name} | {speed:.0f} | {tau:.2f} | {over_ar} | {over_stock} |")
+    lines += [""]
+    for row in document["results"]:
+        if ".trial." in row["id"]:
+            name = row["id"].split(".trial.")[1]
+            lines.append(f"- trial `{name}`: {row['value']:.3f} {row['note']}")
     machine, note = document["machine"], rows["run.pico.promoted"]["note"]
     lines += ["", f"{note}. `{document['command']}`, {machine['cores']} cores of an "
               f"{machine['cpu']}, {rows['run.pico.seconds']['value']:.0f} s, {document['date']}; "
@@ -148,6 +153,44 @@ def w12_h200() -> str:
     return "\n".join(lines)
 
 
+def trees() -> str:
+    """τ by rows of the exact pass: chain and best-first, without and with the selector."""
+    document = load("trees")
+    rows = by_id(document)
+    counts = (4, 8, 12, 16, 24, 32, 64)
+    lines = ["| rows | " + " | ".join(map(str, counts)) + " |", "|---|" + "---|" * len(counts)]
+    for name, label in (
+        ("chain", "chain (stock)"),
+        ("pairwise_chain", "chain, selector"),
+        ("best_first", "best-first tree"),
+        ("pairwise_best_first", "best-first tree, selector"),
+    ):
+        found = [rows.get(f"trees.pico.tau.{name}.n{count}") for count in counts]
+        cells = ["–" if row is None else f"{row['value']:.2f}" for row in found]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    oracle = rows["trees.pico.tau.oracle"]
+    lines += ["", f"Oracle over the top 16 candidates: {oracle['value']:.2f}. {oracle['note']}. "
+              f"`{document['command']}`, {document['date']}."]  # fmt: skip
+    return "\n".join(lines)
+
+
+def engine() -> str:
+    """Times of the reference engine's parts on pico, one thread."""
+    document = load("engine")
+    rows = by_id(document)
+    step = rows["engine.pico.ar_step"]["value"]
+    lines = ["| part | ms | over one plain step |", "|---|---|---|"]
+    parts = [("plain decoding, 1 row", "ar_step")]
+    parts += [(f"exact pass, {n} rows", f"verify.rows{n}") for n in (4, 8, 16, 24)]
+    parts += [(f"draft for a tree, block {n}", f"draft_tree.block{n}") for n in (4, 8, 16)]
+    for label, key in parts:
+        value = rows[f"engine.pico.{key}"]["value"]
+        lines.append(f"| {label} | {value / 1e3:.2f} | {value / step:.2f} |")
+    lines += ["", f"`{document['command']}` with one thread, {document['machine']['cpu']}, "
+              f"{document['date']}."]  # fmt: skip
+    return "\n".join(lines)
+
+
 def tools() -> str:
     """One line for each MCP tool: name and description."""
     from specpilot.mcp_server.server import TOOLS
@@ -176,12 +219,14 @@ def interval(row: Mapping[str, Any]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "pico": pico,
+    "engine": engine,
     "run-pico": run_pico,
+    "trees": trees,
     "tools": tools,
     "w12-cpu": w12_cpu,
     "w12-h200": w12_h200,
 }
-PAGES = ("README.md", "docs/pico.md", "docs/w12.md")
+PAGES = ("README.md", "docs/pico.md", "docs/trees.md", "docs/w12.md")
 
 
 def with_tables(text: str) -> str:

@@ -136,7 +136,7 @@ class Design:
 def default_design(deployment: Deployment, phase: Phase, seed: int) -> Design:
     """Return the design for a deployment: small on the CPU engine, longer where a GPU serves.
 
-    A trial times 40 requests or more for each system, a final 48 or more: without any mismatch, 35 bound
+    A trial times at least 40 requests for each system, a final at least 48: without any, 35 bound
     the rate of mismatches below the audit's limit, and 2000 tokens calibrate its thresholds. Both
     have cycles of one shape, so one A/A run tells the noise of both.
     """
@@ -152,7 +152,7 @@ def default_design(deployment: Deployment, phase: Phase, seed: int) -> Design:
     else:
         tokens = 56
         block = 2 if in_flight == 1 else 2 * in_flight
-        looks = {"trial": (10,), "final": (16,)}[phase]
+        looks = {"trial": (22,), "final": (16,)}[phase]
         futility = {"trial": (4, 7), "final": ()}[phase]
         timeout = 60.0
     threads = deployment.launch.get("threads")

@@ -15,7 +15,7 @@ from specpilot.errors import EngineFailure, InvalidInput, SpecPilotError
 
 __all__ = ["Progress", "Round", "Tools", "drive"]
 
-MAX_TRIALS = 3
+MAX_TRIALS = 2
 WAIT_S = 20.0
 
 

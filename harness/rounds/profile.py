@@ -31,7 +31,7 @@ __all__ = ["CHAIN_ROWS", "TREE_ROWS", "DeploymentProfile", "load_profile", "meas
 CHAIN_ROWS = (2, 4, 6, 8, 12, 16)
 TREE_ROWS = (8, 12, 16, 24, 32, 48, 64)
 TREE_BLOCKS = (8, 16)
-PROMPTS = 12
+PROMPTS = 8
 
 Report = Callable[[int, int, str], None]
 

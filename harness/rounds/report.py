@@ -77,7 +77,9 @@ def results(round_: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
     rows += [
         {"id": f"{prefix}.trial.{'+'.join(trial['patches'])}", "value": 1 + trial["gain"] / 100,
-         "unit": "ratio", "note": f"over {trial['against']}: {trial['verdict']}"}
+         "unit": "ratio",
+         "note": f"over {trial['against']}: {trial['verdict']}, lower bound "
+                 f"{trial['lower_bound']:+.1f} %, needed {trial['threshold']:+.1f} %"}
         for trial in status["trials"] if trial["gain"] is not None
     ]  # fmt: skip
     return rows
