@@ -25,6 +25,7 @@ from specpilot.harness import patches
 from specpilot.harness.controller import protocol as p
 from specpilot.harness.controller import systems
 from specpilot.harness.controller.client import ControllerClient, ensure_running
+from specpilot.harness.controller.design import default_design
 from specpilot.harness.controller.isolation import Tier
 from specpilot.harness.controller.lab import Work
 from specpilot.harness.controller.paths import socket_path
@@ -81,7 +82,8 @@ def test_a_faster_candidate_is_promoted_after_a_confirmation(finished: dict[str,
     assert result["gain"] > 20
     assert result["lower_bound"] > result["threshold"] >= 1.0
     assert result["forcing"]["status"] == "pass"
-    assert result["forcing"]["requests"] == 80
+    measured = default_design(registry.load("mock"), "trial", 0).requests_per_arm
+    assert result["forcing"]["requests"] == 2 * measured  # the trial's and its confirmation's
     assert result["tokens_per_pass"] == {
         "stock": pytest.approx(2.4, abs=0.3),
         "candidate": pytest.approx(5.6),
