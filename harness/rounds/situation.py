@@ -103,7 +103,16 @@ class Situation:
         return max(0.0, profile.step_ms - model.draft_ms(block) - model.pass_ms(block))
 
     def predict(self, settings: Mapping[str, Any], weight_format: str | None = None) -> Prediction:
-        """Predict the deployment under engine settings merged onto stock."""
+        """Predict the deployment under engine settings merged onto stock.
+
+        Raises ``InvalidInput`` for packed weights on the reference engine: no model says what
+        decoding them on a CPU costs.
+        """
+        if settings.get("weights", "plain") != "plain":
+            raise InvalidInput(
+                "the time of decoding packed weights on this engine is not modelled.",
+                hint="Ask with weight_format for a GPU's kernels, or measure it in a trial.",
+            )
         model, profile = self.require_model()
         return predict(
             self.deployment,
